@@ -13,7 +13,8 @@ TorchmigError (1)
 └── StoreError (1)
     └── TransientStoreError (1)
 
-A message says what failed, on what, why, and what to do: lower-case start, no full stop, values quoted.
+A message says what failed, on what, why, and what to do: lower-case start, no full stop, values
+quoted.
 """
 
 from enum import IntEnum
