@@ -370,8 +370,18 @@ def _argparse_type(each: Option) -> Callable[[str], Any]:
 
 
 def markdown() -> str:
-    """Return the table of all options for docs/options.md."""
-    lines = ["| flag | variable | default | meaning |", "|---|---|---|---|"]
+    """Return docs/options.md."""
+    lines = [
+        "# Options",
+        "",
+        "A value comes from the flag, else the variable, else the configuration file, else the",
+        f"default. The file is the one named in `{CONFIG_FILE_VARIABLE}`, else",
+        "`$XDG_CONFIG_HOME/torchmig/config.toml`, else `/etc/torchmig/config.toml`; it is TOML, its",
+        "keys are the flags without dashes in front. `torchmig config show` prints what holds here.",
+        "",
+        "| flag | variable | default | meaning |",
+        "|---|---|---|---|",
+    ]
     for each in OPTIONS:
         flag = each.flags[0] if each.metavar is None else f"{each.flags[0]} {each.metavar}"
         cells = (f"`{flag}`", f"`{each.variable}`", display(each.default), each.help)
