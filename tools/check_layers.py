@@ -28,13 +28,14 @@ class Layer:
     others: tuple[str, ...] = ()
 
 
-BASE = ("errors", "exit_codes", "units", "config", "console", "criu")
+BASE = ("errors", "exit_codes", "units", "config", "console", "criu", "progress")
 LAYERS: dict[str, Layer] = {
     "errors": Layer(()),
     "exit_codes": Layer(("errors",)),
     "units": Layer(("errors",)),
     "config": Layer(("errors", "units")),
-    "console": Layer(("errors", "units"), ("rich",)),
+    "console": Layer(("errors", "units")),
+    "progress": Layer(("units",), ("rich",)),
     "criu": Layer(("errors",)),
     "cut": Layer(("errors",)),
     "worker": Layer(("errors", "_C"), ("torch",)),
