@@ -28,7 +28,7 @@ class Layer:
     others: tuple[str, ...] = ()
 
 
-BASE = ("errors", "exit_codes", "units", "config", "console", "criu", "progress")
+BASE = ("errors", "exit_codes", "units", "config", "console", "criu", "host", "progress")
 LAYERS: dict[str, Layer] = {
     "errors": Layer(()),
     "exit_codes": Layer(("errors",)),
@@ -37,6 +37,7 @@ LAYERS: dict[str, Layer] = {
     "console": Layer(("errors", "units")),
     "progress": Layer(("units",), ("rich",)),
     "criu": Layer(("errors",)),
+    "host": Layer(("errors", "units", "criu"), ("pynvml",)),
     "cut": Layer(("errors",)),
     "worker": Layer(("errors", "_C"), ("torch",)),
     "store": Layer(("errors", "units"), ("minio", "urllib3")),

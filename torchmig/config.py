@@ -329,7 +329,8 @@ def config_file(environment: Mapping[str, str]) -> Path | None:
         return Path(named)
     home = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "/")) / ".config")
     for candidate in (Path(home) / "torchmig" / "config.toml", Path("/etc/torchmig/config.toml")):
-        if candidate.is_file():
+        # access() says no, where stat() would raise, for a home of somebody else's.
+        if os.access(candidate, os.R_OK):
             return candidate
     return None
 
