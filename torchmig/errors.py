@@ -11,6 +11,7 @@ TorchmigError (1)
 ├── DeadlineMissedError (23)
 ├── RequestWithdrawnError (1)
 └── StoreError (1)
+    ├── ObjectMissingError (1)
     └── TransientStoreError (1)
 
 A message says what failed, on what, why, and what to do: lower-case start, no full stop, values
@@ -102,6 +103,10 @@ class StoreError(TorchmigError):
     """A store failed for good: trying again will not help."""
 
     exit_code = ExitCode.FAILED
+
+
+class ObjectMissingError(StoreError):
+    """A store has no object of this name."""
 
 
 class TransientStoreError(StoreError):

@@ -1,0 +1,26 @@
+"""Snapshots of jobs, kept as deduplicated, checked blobs in a store."""
+
+from torchmig.repo.blob import Kind
+from torchmig.repo.extents import Extent
+from torchmig.repo.manifest import JobName, Manifest, RankSection, Stream, target_path
+from torchmig.repo.reader import Mapping, Reader
+from torchmig.repo.repository import Repository, Summary
+from torchmig.repo.stream import StreamWriter
+from torchmig.repo.writer import Writer, WriterStats
+
+__all__ = [
+    "Extent",
+    "JobName",
+    "Kind",
+    "Manifest",
+    "Mapping",
+    "RankSection",
+    "Reader",
+    "Repository",
+    "Stream",
+    "StreamWriter",
+    "Summary",
+    "Writer",
+    "WriterStats",
+    "target_path",
+]

@@ -1,0 +1,129 @@
+"""Blobs: pieces of bytes named by the blake3 hash of what they hold, compressed where it pays.
+
+A compressed blob carries a hash of its compressed bytes in front, so that every stored byte is
+covered by some hash and a decompressor never sees bytes that nobody vouched for.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from functools import lru_cache
+
+import zstandard
+from blake3 import blake3
+
+from torchmig.errors import IntegrityError
+from torchmig.store import Buffer
+
+ID_BYTES = 32
+MAX_BLOB_BYTES = 16 << 20  # what a reader is ready to hold for one blob; a larger one is damage
+_FRAME_HASH_BYTES = 16
+_PROBE_BYTES = 4096
+_PROBE_PARTS = 4
+_WORTH = 0.95  # a blob that compresses to more than this is stored as it is
+
+
+class Kind(StrEnum):
+    """What a stream or blob holds; decides the chunk size and the compression."""
+
+    HOST_PAGES = "host-pages"
+    CRIU_IMAGE = "criu-image"
+    FILE = "file"
+    GPU_BLOCK = "gpu-block"
+    TREE = "tree"
+
+
+KIND_CODES = {kind: code for code, kind in enumerate(Kind)}
+KINDS_BY_CODE = dict(enumerate(Kind))
+
+# Host pages share bytes over time only in small pieces that lie at equal addresses; GPU blocks are
+# equal as a whole or not at all, so that larger pieces cost less.
+CHUNK_BYTES = {
+    Kind.HOST_PAGES: 64 << 10,
+    Kind.CRIU_IMAGE: 1 << 20,
+    Kind.FILE: 1 << 20,
+    Kind.GPU_BLOCK: 4 << 20,
+    Kind.TREE: 1 << 20,
+}
+
+
+class Codec(IntEnum):
+    """How the bytes of a blob are stored."""
+
+    PLAIN = 0
+    ZSTD = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A blob as it will be stored."""
+
+    codec: Codec
+    payload: bytes
+
+
+class Encoder:
+    """Compresses blobs; one for each thread."""
+
+    def __init__(self, level: int = 1) -> None:
+        self._zstd = zstandard.ZstdCompressor(level=level, write_content_size=True)
+
+    def encode(self, data: memoryview) -> Encoded:
+        """Return the stored form of a blob, compressed if a probe says that it pays."""
+        if self._is_promising(data):
+            frame = self._zstd.compress(data)
+            if len(frame) + _FRAME_HASH_BYTES <= len(data) * _WORTH:
+                return Encoded(Codec.ZSTD, blake3(frame).digest(length=_FRAME_HASH_BYTES) + frame)
+        return Encoded(Codec.PLAIN, bytes(data))
+
+    def _is_promising(self, data: memoryview) -> bool:
+        if len(data) <= 4 * _PROBE_BYTES:
+            return True
+        step = len(data) // _PROBE_PARTS
+        part = _PROBE_BYTES // _PROBE_PARTS
+        probe = b"".join([data[at : at + part] for at in range(step // 2, len(data), step)])
+        return len(self._zstd.compress(probe)) <= len(probe) * _WORTH
+
+
+class Decoder:
+    """Gives back the bytes of blobs and refuses those that do not match; one for each thread."""
+
+    def __init__(self) -> None:
+        self._zstd = zstandard.ZstdDecompressor()
+
+    def decode(self, blob_id: bytes, codec: int, payload: memoryview, size_bytes: int) -> Buffer:
+        """Return the blob's bytes, checked against `blob_id`; raise `IntegrityError` otherwise."""
+        data: Buffer
+        if codec == Codec.PLAIN:
+            data = payload
+        elif codec == Codec.ZSTD:
+            data = self._decompress(payload, size_bytes)
+        else:
+            raise IntegrityError(f"its compression {codec} is unknown")
+        if len(data) != size_bytes:
+            raise IntegrityError(f"it holds {len(data)} bytes, not {size_bytes}")
+        if blake3(data).digest() != blob_id:
+            raise IntegrityError("its bytes do not match its hash")
+        return data
+
+    def _decompress(self, payload: memoryview, size_bytes: int) -> bytes:
+        frame = payload[_FRAME_HASH_BYTES:]
+        if blake3(frame).digest(length=_FRAME_HASH_BYTES) != payload[:_FRAME_HASH_BYTES]:
+            raise IntegrityError("its compressed bytes do not match their hash")
+        try:
+            claimed_bytes = zstandard.frame_content_size(frame)
+            if claimed_bytes != size_bytes:
+                raise IntegrityError(f"it unpacks to {claimed_bytes} bytes, not {size_bytes}")
+            return self._zstd.decompress(frame, max_output_size=size_bytes)
+        except zstandard.ZstdError as error:
+            raise IntegrityError(f"it cannot be decompressed ({error})") from error
+
+
+def hash_of(data: Buffer) -> bytes:
+    """Return the name of the bytes."""
+    return blake3(data).digest()
+
+
+@lru_cache(maxsize=4096)
+def zero_hash(size_bytes: int) -> bytes:
+    """Return the name of that many zero bytes."""
+    return blake3(bytes(size_bytes)).digest()

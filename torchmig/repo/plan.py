@@ -1,0 +1,91 @@
+"""From the extents that are wanted to the reads that bring them: few, long, and none twice.
+
+Blobs that lie near one another in a pack come in one request; a blob that is wanted at several
+places is read and checked once.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchmig.errors import IntegrityError
+from torchmig.repo.extents import Extent
+from torchmig.repo.index import Index, Location
+from torchmig.repo.pack import pack_name
+
+_GAP_BYTES = 256 << 10  # reading over a gap this long costs less than a second request
+
+
+class Wanted(NamedTuple):
+    """A blob that a read brings, and the stream offsets that it goes to."""
+
+    blob_id: bytes
+    location: Location
+    offsets: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One ranged read of a pack and the blobs that lie in it."""
+
+    name: str
+    offset_bytes: int
+    size_bytes: int
+    blobs: list[Wanted]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the memory that this read takes until its blobs are used."""
+        return self.size_bytes + max(blob.location.size_bytes for blob in self.blobs)
+
+
+def locate(index: Index, extent: Extent) -> Location:
+    """Return where the blob of an extent lies."""
+    location = index.find(extent.blob_id)
+    if location is None:
+        raise IntegrityError(
+            f"blob {extent.blob_id.hex()[:16]!r} is in no index of the repository; "
+            "run 'torchmig check'"
+        )
+    if location.size_bytes != extent.size_bytes:
+        raise IntegrityError(
+            f"blob {extent.blob_id.hex()[:16]!r} has {location.size_bytes} bytes, "
+            f"not {extent.size_bytes}"
+        )
+    return location
+
+
+def plan_reads(index: Index, extents: Iterable[Extent], max_read_bytes: int) -> list[Read]:
+    """Return the reads for `extents`, ordered by the first stream offset that each one serves."""
+    blobs: dict[bytes, Wanted] = {}
+    by_pack: dict[bytes, list[Wanted]] = defaultdict(list)
+    for extent in extents:
+        wanted = blobs.get(extent.blob_id)
+        if wanted is None:
+            location = locate(index, extent)
+            wanted = blobs[extent.blob_id] = Wanted(extent.blob_id, location, [])
+            by_pack[location.pack_id].append(wanted)
+        wanted.offsets.append(extent.offset_bytes)
+    reads: list[Read] = []
+    for pack_id, members in by_pack.items():
+        members.sort(key=lambda wanted: wanted.location.offset_bytes)
+        reads += _cut(pack_name(pack_id), members, max_read_bytes)
+    reads.sort(key=lambda read: min(blob.offsets[0] for blob in read.blobs))
+    return reads
+
+
+def _cut(name: str, members: list[Wanted], max_read_bytes: int) -> Iterable[Read]:
+    first = 0
+    end = members[0].location.offset_bytes
+    for number, wanted in enumerate(members):
+        location = wanted.location
+        start = members[first].location.offset_bytes
+        is_far = location.offset_bytes - end > _GAP_BYTES
+        is_long = location.offset_bytes + location.stored_bytes - start > max_read_bytes
+        if number > first and (is_far or is_long):
+            yield Read(name, start, end - start, members[first:number])
+            first = number
+        end = location.offset_bytes + location.stored_bytes
+    start = members[first].location.offset_bytes
+    yield Read(name, start, end - start, members[first:])

@@ -1,0 +1,333 @@
+"""The way out: plan, read, check every blob against its hash, decompress, use.
+
+The same pipeline serves restoring into a file, reading in order and checking; none of them lets a
+byte through that its hash does not vouch for.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from torchmig.errors import IntegrityError, ObjectMissingError, TorchmigError, UsageError
+from torchmig.repo.blob import Decoder
+from torchmig.repo.extents import MAX_OFFSET, Extent, check_extents, decode_tree
+from torchmig.repo.index import Index
+from torchmig.repo.manifest import Stream
+from torchmig.repo.plan import Read, Wanted, plan_reads
+from torchmig.repo.pool import Pool, default_threads
+from torchmig.store import Buffer, Store
+
+DEFAULT_BUDGET_BYTES = 512 << 20
+_MAX_IN_MEMORY_BYTES = 1 << 30
+_WINDOW_BYTES = 32 << 20
+
+Use = Callable[[Wanted, Buffer], None]
+
+
+class Mapping(NamedTuple):
+    """`size_bytes` of a stream, from `offset_bytes` on, go to `target_bytes` in the file."""
+
+    offset_bytes: int
+    size_bytes: int
+    target_bytes: int
+
+
+class Reader:
+    """Gives streams back; one `with` block may restore many, from several threads at once."""
+
+    def __init__(
+        self, store: Store, index: Index, snapshot_id: str, *,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES, threads: int | None = None,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._index = index
+        self._snapshot_id = snapshot_id
+        self._threads = threads or default_threads()
+        self._budget_bytes = budget_bytes
+        self._read_bytes = min(store.read_bytes, max(1 << 20, budget_bytes // 8))
+        self._is_refreshed = False
+        self._refresh_lock = threading.Lock()
+        self._local = threading.local()
+        self._is_open = False
+
+    def __enter__(self) -> "Reader":
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_open = False
+
+    def restore(
+        self, stream: Stream, target: int | str | Path, mapping: Sequence[Mapping] | None = None
+    ) -> None:
+        """Write the bytes of `stream` into a file; holes stay holes.
+
+        Args:
+            stream: what to restore.
+            target: a path, which is made with the stream's mode and must not exist, or an open
+                file, which is emptied first.
+            mapping: which part of the stream goes where in the file, in the order of stream
+                offsets, for streams whose offsets are addresses. The file's length is then the
+                caller's business, and bytes that no mapping names are left out.
+        """
+        if isinstance(target, int):
+            self._restore_into(stream, target, mapping)
+            return
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(target, flags, stream.mode & 0o7777)
+        except OSError as error:
+            raise TorchmigError(f"cannot restore to {str(target)!r}: {error.strerror}") from error
+        try:
+            os.fchmod(fd, stream.mode & 0o7777)  # open() went through the umask
+            self._restore_into(stream, fd, mapping)
+        finally:
+            os.close(fd)
+
+    def read(self, stream: Stream) -> bytes:
+        """Return all bytes of a stream that fits into memory."""
+        if stream.size_bytes > _MAX_IN_MEMORY_BYTES:
+            raise UsageError(f"cannot read stream {stream.name!r} at once: it is too long")
+        data = bytearray(stream.size_bytes)
+        for offset, chunk in self.chunks(stream):
+            data[offset : offset + len(chunk)] = chunk
+        return bytes(data)
+
+    def chunks(
+        self, stream: Stream, start_bytes: int = 0, stop_bytes: int = MAX_OFFSET
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Yield (offset, bytes) in the order of offsets; zeros and holes are left out.
+
+        Whole chunks come, so the first and the last may reach beyond `start_bytes` and
+        `stop_bytes`. Reading goes on ahead while the caller uses what it got.
+        """
+        extents = [
+            extent
+            for extent in self.extents(stream)
+            if extent.offset_bytes < stop_bytes
+            and extent.offset_bytes + extent.size_bytes > start_bytes
+        ]
+        windows = deque(_windows(extents, max(_WINDOW_BYTES, self._read_bytes)))
+        with self._pool() as pool:
+            running: deque[tuple[list[Extent], dict[bytes, Buffer], list[None], int]] = deque()
+
+            def start_next() -> None:
+                window = windows.popleft()
+                found: dict[bytes, Buffer] = {}
+                done: list[None] = []
+                reads = self._plan(stream, window)
+                for read in reads:
+
+                    def use(wanted: Wanted, data: Buffer) -> None:
+                        # The payload of a plain blob is a view of the whole read.
+                        found[wanted.blob_id] = data
+
+                    pool.submit(self._task(stream, read, use, done))
+                running.append((window, found, done, len(reads)))
+
+            for _ in range(min(2, len(windows))):
+                start_next()
+            while running:
+                window, found, done, count = running.popleft()
+                pool.wait_for(lambda done=done, count=count: len(done) == count)  # type: ignore[misc]
+                for extent in window:
+                    yield extent.offset_bytes, memoryview(found[extent.blob_id]).toreadonly()
+                if windows:
+                    start_next()
+
+    def read_range(self, stream: Stream, offset_bytes: int, size_bytes: int) -> bytes:
+        """Return a range of a stream, holes as zeros; short if the stream ends before."""
+        end = min(offset_bytes + size_bytes, stream.size_bytes)
+        if end - offset_bytes > _MAX_IN_MEMORY_BYTES:
+            raise UsageError(f"cannot read {size_bytes} bytes of {stream.name!r} at once")
+        data = bytearray(max(0, end - offset_bytes))
+        for at, chunk in self.chunks(stream, offset_bytes, end):
+            skip = max(0, offset_bytes - at)
+            part = chunk[skip : max(skip, end - at)]
+            data[at + skip - offset_bytes : at + skip - offset_bytes + len(part)] = part
+        return bytes(data)
+
+    def verify(self, streams: Iterable[Stream]) -> None:
+        """Read and check all bytes of the streams without keeping them."""
+
+        def ignore(wanted: Wanted, data: Buffer) -> None:
+            pass
+
+        for stream in streams:
+            self._for_each(stream, self.extents(stream), ignore)
+
+    def extents(self, stream: Stream) -> list[Extent]:
+        """Return where the bytes of a stream lie, in the order of offsets."""
+        if not stream.trees:
+            return list(stream.extents)
+        trees: dict[bytes, list[Extent]] = {}
+
+        def use(wanted: Wanted, data: Buffer) -> None:
+            trees[wanted.blob_id] = decode_tree(data)
+
+        self._refresh_once()
+        wanted = []
+        for number, tree in enumerate(stream.trees):
+            location = self._index.find(tree)
+            if location is None:
+                raise self._damaged(stream, f"its tree blob {tree.hex()[:16]!r} is in no index")
+            wanted.append(Extent(number, location.size_bytes, tree))
+        self._for_each(stream, wanted, use)
+        extents = [extent for tree in stream.trees for extent in trees[tree]]
+        try:
+            check_extents(extents, stream.size_bytes)
+        except IntegrityError as error:
+            raise self._damaged(stream, str(error)) from error
+        if len(extents) != stream.extent_count:
+            raise self._damaged(stream, f"it has {len(extents)} extents of {stream.extent_count}")
+        return extents
+
+    def _restore_into(self, stream: Stream, fd: int, mapping: Sequence[Mapping] | None) -> None:
+        extents = self.extents(stream)
+        if mapping is None:
+            os.ftruncate(fd, 0)
+            os.ftruncate(fd, stream.size_bytes)
+
+            def write(wanted: Wanted, data: Buffer) -> None:
+                for offset in wanted.offsets:
+                    _write_at(fd, data, offset)
+
+            self._for_each(stream, extents, write)
+            return
+        targets = _targets(extents, mapping)
+
+        def write_mapped(wanted: Wanted, data: Buffer) -> None:
+            view = memoryview(data)
+            for offset in wanted.offsets:
+                for start, end, target in targets[offset]:
+                    _write_at(fd, view[start:end], target)
+
+        self._for_each(stream, [e for e in extents if e.offset_bytes in targets], write_mapped)
+
+    def _for_each(self, stream: Stream, extents: list[Extent], use: Use) -> None:
+        """Call `use` with every blob of `extents`, in any order and from several threads."""
+        reads = self._plan(stream, extents)
+        if len(reads) == 1:  # most files: no threads needed
+            self._task(stream, reads[0], use, [])()
+            return
+        if not reads:
+            return
+        with self._pool() as pool:
+            for read in reads:
+                pool.submit(self._task(stream, read, use, []), read.weight_bytes)
+            pool.wait_idle()
+
+    def _pool(self) -> Pool:
+        if not self._is_open:
+            raise UsageError("a reader works only inside its 'with' block")
+        return Pool("read", self._threads, self._budget_bytes // 2)
+
+    def _plan(self, stream: Stream, extents: list[Extent]) -> list[Read]:
+        self._refresh_once()
+        try:
+            return plan_reads(self._index, extents, self._read_bytes)
+        except IntegrityError as error:
+            raise self._damaged(stream, str(error)) from error
+
+    def _refresh_once(self) -> None:
+        with self._refresh_lock:
+            if not self._is_refreshed:
+                self._index.refresh(self._store)
+                self._is_refreshed = True
+
+    def _task(self, stream: Stream, read: Read, use: Use, done: list[None]) -> Callable[[], None]:
+        def task() -> None:
+            decoder: Decoder | None = getattr(self._local, "decoder", None)
+            if decoder is None:
+                decoder = self._local.decoder = Decoder()
+            try:
+                data = memoryview(self._store.get(read.name, read.offset_bytes, read.size_bytes))
+            except ObjectMissingError as error:
+                raise self._damaged(stream, f"object {read.name!r} is missing") from error
+            for wanted in read.blobs:
+                location = wanted.location
+                start = location.offset_bytes - read.offset_bytes
+                payload = data[start : start + location.stored_bytes]
+                try:
+                    blob = decoder.decode(
+                        wanted.blob_id, location.codec, payload, location.size_bytes
+                    )
+                except IntegrityError as error:
+                    raise self._damaged(
+                        stream,
+                        f"blob {wanted.blob_id.hex()[:16]!r} in object {read.name!r} at "
+                        f"{location.offset_bytes}: {error}",
+                    ) from error
+                use(wanted, blob)
+            done.append(None)
+
+        return task
+
+    def _damaged(self, stream: Stream, reason: str) -> IntegrityError:
+        of = f" of snapshot {self._snapshot_id[:8]!r}" if self._snapshot_id else ""
+        return IntegrityError(f"stream {stream.name!r}{of} is damaged: {reason}")
+
+
+def _windows(extents: list[Extent], window_bytes: int) -> Iterator[list[Extent]]:
+    window: list[Extent] = []
+    size_bytes = 0
+    for extent in extents:
+        if window and size_bytes + extent.size_bytes > window_bytes:
+            yield window
+            window, size_bytes = [], 0
+        window.append(extent)
+        size_bytes += extent.size_bytes
+    if window:
+        yield window
+
+
+def _targets(
+    extents: list[Extent], mapping: Sequence[Mapping]
+) -> dict[int, list[tuple[int, int, int]]]:
+    """Return for each extent's offset the (start, end, file offset) parts that are wanted."""
+    targets: dict[int, list[tuple[int, int, int]]] = {}
+    number = 0
+    for extent in extents:
+        end = extent.offset_bytes + extent.size_bytes
+        while number < len(mapping) and (
+            mapping[number].offset_bytes + mapping[number].size_bytes <= extent.offset_bytes
+        ):
+            number += 1
+        parts = []
+        for piece in _from(mapping, number):
+            if piece.offset_bytes >= end:
+                break
+            start = max(piece.offset_bytes, extent.offset_bytes)
+            stop = min(piece.offset_bytes + piece.size_bytes, end)
+            if start < stop:
+                target = piece.target_bytes + start - piece.offset_bytes
+                parts.append((start - extent.offset_bytes, stop - extent.offset_bytes, target))
+        if parts:
+            targets[extent.offset_bytes] = parts
+    return targets
+
+
+def _from(mapping: Sequence[Mapping], number: int) -> Iterator[Mapping]:
+    while number < len(mapping):
+        yield mapping[number]
+        number += 1
+
+
+def _write_at(fd: int, data: Buffer, offset_bytes: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        try:
+            written = os.pwrite(fd, view, offset_bytes)
+        except OSError as error:
+            raise TorchmigError(f"cannot write restored bytes: {error.strerror}") from error
+        view = view[written:]
+        offset_bytes += written

@@ -1,0 +1,245 @@
+"""A repository: snapshots of jobs in a store, each one a manifest over shared blobs.
+
+```
+config                     format version, hash, chunk sizes; written once
+data/ab/abcd…              packs of blobs
+index/<id>                 which blob lies where in which pack
+snapshots/<id>             manifests; written last
+locks/<id>                 who is at work
+```
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torchmig.errors import (
+    IntegrityError,
+    ObjectMissingError,
+    RepositoryNotFoundError,
+    SnapshotNotFoundError,
+    TorchmigError,
+)
+from torchmig.repo.blob import CHUNK_BYTES, hash_of
+from torchmig.repo.index import Index
+from torchmig.repo.manifest import (
+    SNAPSHOT_PREFIX,
+    JobName,
+    Manifest,
+    load_manifest,
+    snapshot_name,
+)
+from torchmig.repo.reader import Reader
+from torchmig.repo.writer import Writer
+from torchmig.store import Store, open_store
+
+_log = logging.getLogger(__name__)
+
+FORMAT = "torchmig-repository"
+VERSION = 1
+_CONFIG = "config"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A snapshot as a list of snapshots shows it."""
+
+    id: str
+    job: JobName
+    kind: str
+    created: str
+    node_names: list[str]
+    world_size: int
+    size_bytes: int  # what a restore brings back, without holes and zeros
+    tags: list[str] = field(default_factory=list)
+
+
+class Repository:
+    """An open repository. Cheap to open; holds no threads between uses."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.url = store.url
+        self._index = Index()
+        self._last_loaded = ""
+
+    @classmethod
+    def open(cls, address: str, *, create: bool = False) -> "Repository":
+        """Open the repository at an address; with `create`, make it first if it is not there."""
+        return cls.on_store(open_store(address), create=create)
+
+    @classmethod
+    def on_store(cls, store: Store, *, create: bool = False) -> "Repository":
+        """Open the repository on a store."""
+        config = _read_config(store) if store.exists() else None
+        if config is None:
+            if not create:
+                raise RepositoryNotFoundError(
+                    f"there is no repository at {store.url!r}; make one with 'torchmig init'"
+                )
+            store.create()
+            config = _config_bytes()
+            store.put(_CONFIG, [config])  # the same bytes whoever else does this now
+        _check_config(config, store.url)
+        return cls(store)
+
+    def __enter__(self) -> "Repository":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self.store.close()
+
+    def writer(self, *, budget_bytes: int | None = None, threads: int | None = None) -> Writer:
+        """Return a `Writer`, to be used in a `with` block."""
+        self._index.refresh(self.store)
+        options = {} if budget_bytes is None else {"budget_bytes": budget_bytes}
+        return Writer(self.store, self._index, threads=threads, **options)
+
+    def reader(
+        self, snapshot: Manifest | None = None, *, budget_bytes: int | None = None,
+        threads: int | None = None,
+    ) -> Reader:  # fmt: skip
+        """Return a `Reader`, to be used in a `with` block.
+
+        Errors name `snapshot`, by default the one that was loaded last.
+        """
+        options = {} if budget_bytes is None else {"budget_bytes": budget_bytes}
+        snapshot_id = self._last_loaded if snapshot is None else snapshot.id
+        return Reader(self.store, self._index, snapshot_id, threads=threads, **options)
+
+    def commit(self, manifest: Manifest) -> str:
+        """Make the snapshot exist and return its id; all its blobs must be stored before."""
+        data = manifest.encode()
+        self._check_blobs(manifest)
+        snapshot_id = hash_of(data).hex()
+        self.store.put(snapshot_name(snapshot_id), [data])
+        return snapshot_id
+
+    def snapshots(self, job: str | None = None) -> list[Summary]:
+        """Return the snapshots, the newest last; damaged ones are left out with a warning."""
+        summaries = [
+            summarize(manifest)
+            for manifest in self._manifests()
+            if job is None or job in (manifest.job.name, manifest.job.id)
+        ]
+        summaries.sort(key=lambda summary: (summary.created, summary.id))
+        return summaries
+
+    def load(self, reference: str, job: str | None = None) -> Manifest:
+        """Return the snapshot named by an id, a unique prefix of one, or "latest".
+
+        Args:
+            reference: what the user wrote.
+            job: a job's name or id; "latest" is then its latest snapshot.
+        """
+        snapshot_id = self.resolve(reference, job)
+        name = snapshot_name(snapshot_id)
+        manifest = load_manifest(name, self.store.get(name))
+        self._last_loaded = snapshot_id
+        return manifest
+
+    def resolve(self, reference: str, job: str | None = None) -> str:
+        """Return the full id of a snapshot; see `load`."""
+        if reference == "latest":
+            summaries = self.snapshots(job)
+            if not summaries:
+                of = f" of job {job!r}" if job else ""
+                raise SnapshotNotFoundError(f"there is no snapshot{of} in {self.url!r}")
+            return summaries[-1].id
+        ids = self.snapshot_ids()
+        matching = [known for known in ids if reference and known.startswith(reference.lower())]
+        if not matching:
+            raise SnapshotNotFoundError(
+                f"there is no snapshot {reference!r} in {self.url!r}; "
+                "see 'torchmig snapshots' for those there are"
+            )
+        if len(matching) > 1:
+            raise SnapshotNotFoundError(
+                f"snapshot {reference!r} is ambiguous in {self.url!r}: {len(matching)} ids begin "
+                "so; write more of it"
+            )
+        return matching[0]
+
+    def snapshot_ids(self) -> list[str]:
+        """Return the ids of all snapshots."""
+        prefix = f"{SNAPSHOT_PREFIX}/"
+        return sorted(entry.name.removeprefix(prefix) for entry in self.store.list(SNAPSHOT_PREFIX))
+
+    def _manifests(self) -> Iterator[Manifest]:
+        for snapshot_id in self.snapshot_ids():
+            name = snapshot_name(snapshot_id)
+            try:
+                yield load_manifest(name, self.store.get(name))
+            except ObjectMissingError:
+                continue  # forgotten by somebody else meanwhile
+            except (IntegrityError, TorchmigError) as error:
+                _log.warning("left out of the list: %s", error)
+
+    def _check_blobs(self, manifest: Manifest) -> None:
+        """Refuse to commit what refers to blobs that nobody has stored."""
+        wanted = {
+            blob_id
+            for stream in manifest.streams
+            for blob_id in (*stream.trees, *(extent.blob_id for extent in stream.extents))
+        }
+        if any(blob_id not in self._index for blob_id in wanted):
+            self._index.refresh(self.store)  # other nodes have written meanwhile
+        missing = [blob_id for blob_id in wanted if blob_id not in self._index]
+        if missing:
+            raise IntegrityError(
+                f"cannot commit the snapshot: {len(missing)} of its blobs are not in {self.url!r}, "
+                f"{missing[0].hex()[:16]!r} for one; did every node finish its writer?"
+            )
+
+
+def summarize(manifest: Manifest) -> Summary:
+    """Return what a list of snapshots shows of one."""
+    return Summary(
+        id=manifest.id,
+        job=manifest.job,
+        kind=manifest.kind,
+        created=manifest.created,
+        node_names=sorted({rank.node for rank in manifest.ranks}),
+        world_size=len(manifest.ranks),
+        size_bytes=sum(stream.data_bytes for stream in manifest.streams),
+        tags=list(manifest.tags),
+    )
+
+
+def _config_bytes() -> bytes:
+    document = {
+        "chunk_bytes": {str(kind): size_bytes for kind, size_bytes in CHUNK_BYTES.items()},
+        "format": FORMAT,
+        "hash": "blake3",
+        "version": VERSION,
+    }
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _read_config(store: Store) -> bytes | None:
+    try:
+        return store.get(_CONFIG)
+    except ObjectMissingError:
+        return None
+
+
+def _check_config(data: bytes, url: str) -> None:
+    try:
+        document = json.loads(data)
+        format_name, version = document["format"], document["version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise IntegrityError(f"the config of repository {url!r} is damaged") from error
+    if format_name != FORMAT:
+        raise IntegrityError(f"{url!r} holds something else: its format is {format_name!r}")
+    if version != VERSION:
+        raise TorchmigError(
+            f"repository {url!r} is of version {version!r}, but this torchmig reads version "
+            f"{VERSION}; upgrade torchmig"
+        )
+    if data != _config_bytes():
+        raise IntegrityError(f"the config of repository {url!r} is damaged")

@@ -1,0 +1,7 @@
+"""Bytes by name, in a folder or on S3: the lowest layer, which knows nothing of snapshots."""
+
+from torchmig.store.address import open_store
+from torchmig.store.base import Buffer, Entry, Store
+from torchmig.store.folder import FolderStore
+
+__all__ = ["Buffer", "Entry", "FolderStore", "Store", "open_store"]
