@@ -3,5 +3,6 @@
 from torchmig.store.address import open_store
 from torchmig.store.base import Buffer, Entry, Store
 from torchmig.store.folder import FolderStore
+from torchmig.store.retry import RetryingStore, RetryPolicy
 
-__all__ = ["Buffer", "Entry", "FolderStore", "Store", "open_store"]
+__all__ = ["Buffer", "Entry", "FolderStore", "RetryPolicy", "RetryingStore", "Store", "open_store"]
