@@ -19,8 +19,8 @@ CXX_20_SINCE = (2, 14)  # torch's own headers need C++20 from this release on
 
 def check_build_tools() -> None:
     """Exit with one sentence where a tool is missing, instead of a page of build log."""
-    compiler = os.environ.get("CXX", sysconfig.get_config_var("CXX") or "c++").split()[0]
-    if shutil.which(compiler) is None and shutil.which("c++") is None:
+    compiler = os.environ.get("CXX", "c++").split()[0]  # as torch's build takes it
+    if shutil.which(compiler) is None:
         sys.exit(
             f"cannot build torchmig: the C++ compiler '{compiler}' is not on PATH; "
             "install one (Debian, Ubuntu: apt-get install g++) or name it in CXX"
@@ -66,7 +66,30 @@ def extension() -> tuple[list[Extension], dict[str, type]]:
         extra_link_args=["-ldl"],
         depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.h")),
     )
-    return [module], {"build_ext": BuildExtension.with_options(use_ninja=True)}
+    return [module, preload(flags)], {"build_ext": BuildExtension.with_options(use_ninja=True)}
+
+
+def preload(flags: list[str]) -> Extension:
+    """Return the library that a rank preloads: plain C++, with its own copy of the C++ runtime.
+
+    It is loaded before everything else, so it must not decide which libstdc++ the process gets.
+    """
+    exports = "csrc/preload/exports.map"
+    names = ["arena", "arena_cuda", "arena_planner", "lazy_cuda"]
+    return Extension(
+        "torchmig._preload",
+        sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc" / "preload").glob("*.cpp"))
+        + [f"csrc/{name}.cpp" for name in names],
+        language="c++",
+        extra_compile_args=flags,
+        extra_link_args=[
+            "-static-libstdc++",
+            "-static-libgcc",
+            f"-Wl,--version-script={ROOT / exports}",
+            "-ldl",
+        ],
+        depends=[exports, *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.h"))],
+    )
 
 
 def torch_includes() -> list[str]:

@@ -1,0 +1,81 @@
+#include "callers.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+namespace torchmig::preload {
+
+namespace {
+
+struct Range {
+    const char* library;
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+};
+
+const char* base_name(const char* path) {
+    const char* slash = std::strrchr(path, '/');
+    return slash != nullptr ? slash + 1 : path;
+}
+
+int find_range(dl_phdr_info* info, size_t, void* data) {
+    Range& range = *static_cast<Range*>(data);
+    if (std::strncmp(base_name(info->dlpi_name), range.library, std::strlen(range.library)) != 0) {
+        return 0;
+    }
+    range.begin = UINTPTR_MAX;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const auto& part = info->dlpi_phdr[i];
+        if (part.p_type == PT_LOAD) {
+            const uintptr_t start = info->dlpi_addr + part.p_vaddr;
+            range.begin = start < range.begin ? start : range.begin;
+            range.end = start + part.p_memsz > range.end ? start + part.p_memsz : range.end;
+        }
+    }
+    return 1;
+}
+
+struct Path {
+    char text[4096] = "";
+};
+
+int find_runtime(dl_phdr_info* info, size_t, void* data) {
+    if (std::strncmp(base_name(info->dlpi_name), "libcudart.so", 12) != 0) {
+        return 0;
+    }
+    std::strncpy(static_cast<Path*>(data)->text, info->dlpi_name, sizeof(Path::text) - 1);
+    return 1;
+}
+
+}  // namespace
+
+bool is_allocator(const void* return_address) {
+    static std::atomic<uintptr_t> begin{0};
+    static std::atomic<uintptr_t> end{0};
+    const auto address = reinterpret_cast<uintptr_t>(return_address);
+    if (end.load() == 0) {
+        Range range{"libc10_cuda.so"};
+        dl_iterate_phdr(find_range, &range);
+        begin = range.begin;
+        end = range.end;
+    }
+    return address >= begin.load() && address < end.load();
+}
+
+void* runtime_function(const char* name) {
+    if (void* next = dlsym(RTLD_NEXT, name)) {
+        return next;
+    }
+    static void* const runtime = [] {
+        static Path path;
+        dl_iterate_phdr(find_runtime, &path);
+        return path.text[0] != '\0' ? dlopen(path.text, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+    }();
+    return runtime != nullptr ? dlsym(runtime, name) : nullptr;
+}
+
+}  // namespace torchmig::preload
