@@ -77,12 +77,8 @@ def criu() -> Criu:
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep the developer's own settings out; what set-up passes on stays."""
+    kept = ("TORCHMIG_CRIU", "TORCHMIG_REQUIRE", "TORCHMIG_PYTHON", "TORCHMIG_DEBIAN_MIRROR")
     for name in list(os.environ):
-        if name.startswith("TORCHMIG_") and name not in (
-            "TORCHMIG_CRIU",
-            "TORCHMIG_REQUIRE",
-            "TORCHMIG_PYTHON",
-            "TORCHMIG_DEBIAN_MIRROR",
-        ):
+        if name.startswith("TORCHMIG_") and not name.startswith(("TORCHMIG_TEST_", *kept)):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
