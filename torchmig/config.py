@@ -113,7 +113,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "repo",
         _text,
-        None,
+        "torchmig-repo",
         _RUN_AND_REPOSITORY,
         "repository: a folder, file:///FOLDER or s3://BUCKET/PREFIX "
         "(endpoint and keys from AWS_* variables)",

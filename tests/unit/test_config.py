@@ -96,7 +96,7 @@ def test_bad_variable_is_named(monkeypatch):
 
 def test_empty_variable_counts_as_none(monkeypatch):
     monkeypatch.setenv("TORCHMIG_REPO", "")
-    assert parse().repo is None
+    assert parse().repo == config.option("repo").default
 
 
 def test_bad_flag_ends_with_usage_code(capsys):
