@@ -1,0 +1,107 @@
+"""What torchmig costs a job that nobody asks for anything.
+
+Pairs of runs of the example, one under torchrun and one under torchmig-run, one after the other in
+turns, so that both see the same machine; and the time of a collective that does nothing, alone.
+
+    python -m benchmarks.steady_state [--pairs 5] [--steps 60]
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import ROOT, save
+
+PROGRAMS = Path(sys.executable).parent
+LAUNCHERS = ("torchrun", "torchmig-run")
+WARM_UP_STEPS = 5
+RANKS = 2
+
+
+def main() -> int:
+    """Measure, print, and write the raw figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+
+    pairs = [measure_pair(number, options.steps) for number in range(options.pairs)]
+    ratios = [pair["torchmig-run"]["step"] / pair["torchrun"]["step"] for pair in pairs]
+    print(f"{'pair':>4}  {'torchrun':>12}  {'torchmig-run':>12}  {'cost':>8}")
+    for number, (pair, ratio) in enumerate(zip(pairs, ratios, strict=True), start=1):
+        steps = [f"{pair[launcher]['step'] * 1e3:.2f} ms" for launcher in LAUNCHERS]
+        print(f"{number:>4}  {steps[0]:>12}  {steps[1]:>12}  {100 * (ratio - 1):>+7.2f}%")
+    cost = 100 * (statistics.median(ratios) - 1)
+    spread = 100 * (max(ratios) - min(ratios))
+    print(f"a step costs {cost:+.2f}% (median of {len(ratios)} pairs, {spread:.2f}% between them)")
+
+    gates = [measure_gate() for _ in range(options.pairs)]
+    differences = [gate["torchmig-run"] - gate["torchrun"] for gate in gates]
+    gate_cost = statistics.median(differences)
+    print(
+        f"a collective costs {gate_cost:+.3f} us (median of {len(gates)} pairs, "
+        f"{min(differences):+.3f} to {max(differences):+.3f} us)"
+    )
+    figures = {
+        "pairs": pairs,
+        "step_cost_percent": cost,
+        "gates": gates,
+        "collective_cost_microseconds": gate_cost,
+    }
+    print(f"raw figures: {save('steady_state', figures).relative_to(ROOT)}")
+    return 0
+
+
+def measure_pair(number: int, steps: int) -> dict[str, Any]:
+    """Run the example under both launchers, each of them first in every other pair."""
+    order = LAUNCHERS if number % 2 == 0 else LAUNCHERS[::-1]
+    return {launcher: measure_steps(launcher, steps) for launcher in order}
+
+
+def measure_steps(launcher: str, steps: int) -> dict[str, Any]:
+    """Return the times between the lines of two steps, without the first ones."""
+    script = ROOT / "examples" / "train_gpt.py"
+    with start(launcher, RANKS, script, "--steps", str(steps)) as process:
+        assert process.stdout is not None
+        moments = [time.perf_counter() for line in process.stdout if re.match(r"step \d+ ", line)]
+    if process.returncode != 0:
+        sys.exit(f"cannot measure: {launcher} ended with {process.returncode}")
+    gaps = [after - before for before, after in itertools.pairwise(moments)]
+    gaps = gaps[WARM_UP_STEPS:]
+    return {"step": statistics.median(gaps), "gaps": gaps}
+
+
+def measure_gate() -> dict[str, float]:
+    """Return the time of an empty collective under both launchers, in microseconds."""
+    figures = {}
+    for launcher in LAUNCHERS:
+        with start(launcher, 1, ROOT / "benchmarks" / "collectives_job.py") as process:
+            answer, _ = process.communicate()
+        if process.returncode != 0:
+            sys.exit(f"cannot measure: {launcher} ended with {process.returncode}")
+        figures[launcher] = float(json.loads(answer)["microseconds"])
+    return figures
+
+
+def start(launcher: str, ranks: int, *command: object) -> subprocess.Popen[str]:
+    """Start a job whose standard output is ours to read."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCHMIG_REPO": str(Path(tempfile.gettempdir()) / "torchmig-benchmark"),
+    }
+    words = [str(PROGRAMS / launcher), f"--nproc-per-node={ranks}", *map(str, command)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
