@@ -3,6 +3,7 @@
 # TORCHMIG_PYTHON         a Python with torch in it; its torch is used instead of a fresh one
 # TORCHMIG_CRIU           a criu of 4.1 or newer, used instead of a private one
 # TORCHMIG_DEBIAN_MIRROR  where the private criu comes from; else this machine's apt sources say
+# REQUIREMENTS            requirements.txt leaves out the tools for checks and tests
 # DEBUG=1                 build the extension without optimisation
 
 .DEFAULT_GOAL := help
@@ -22,6 +23,7 @@ PIP_INSTALL := $(PIP) install $(if $(wildcard .whl),--no-index --find-links .whl
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 CXX_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 TESTS ?= tests
+REQUIREMENTS ?= requirements-dev.txt
 JOBS ?= 2
 
 help: ## list the targets
@@ -69,10 +71,10 @@ $(STAMPS)/venv: $(STAMPS)/python tools/system_packages.sh tools/overlay.py
 	@$(if $(TORCHMIG_PYTHON),$(PYTHON) tools/overlay.py .venv,rm -f .venv/lib/python3*/site-packages/torchmig_overlay.pth)
 	@touch $@
 
-$(STAMPS)/packages: $(STAMPS)/venv requirements-torch.txt requirements-dev.txt
+$(STAMPS)/packages: $(STAMPS)/venv requirements-torch.txt requirements.txt requirements-dev.txt
 	@echo 'installing packages'
 	@$(if $(TORCHMIG_PYTHON),true,$(PIP_INSTALL) -r requirements-torch.txt)
-	@$(PIP_INSTALL) -r requirements-dev.txt
+	@$(PIP_INSTALL) -r $(REQUIREMENTS)
 	@touch $@
 
 $(STAMPS)/build: $(STAMPS)/packages $(SOURCES)
