@@ -108,7 +108,7 @@ def print_measures(snapshots: list[dict[str, Any]], sizes: list[int], resumed: l
             str(number + 1),
             *times,
             f"{resumed[number]:.2f} s",
-            f"{report['bytes'] / 2**20:.1f} MiB",
+            f"{report['read_bytes'] / 2**20:.1f} MiB",
             f"{stored / 2**20:.1f} MiB",
         ]
         print("".join(f"{cell:>14}" for cell in cells))
@@ -128,6 +128,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="torchmig-demo-"))
     repository = folder / "repository"
     environment = {**os.environ, "TORCHMIG_REPO": str(repository), "OMP_NUM_THREADS": "1"}
+    environment.setdefault("TORCHMIG_RUNTIME_DIR", str(folder))
     job = [f"--nproc-per-node={RANKS}", str(SCRIPT), "--steps", str(options.steps)]
     try:
         print(f"unbroken: torchrun {' '.join(job)}")
@@ -151,7 +152,7 @@ def main() -> int:
             command = [launcher, "--restore", "latest"]
 
         listed = torchmig_json(environment, "snapshots")
-        listed.sort(key=lambda snapshot: str(snapshot["time"]))
+        listed.sort(key=lambda snapshot: str(snapshot["created"]))
         snapshots = [torchmig_json(environment, "show", entry["id"]) for entry in listed]
         difference = print_columns(unbroken.lines, lines, options.suspend_at)
         print_measures(snapshots, sizes, resumed)
