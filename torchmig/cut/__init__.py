@@ -20,7 +20,9 @@ Counters. One for each key that the rank has used, never forgotten and never fal
 
 Sections. A coalesced block and the creation of a group are sections: they are counted and may be
 held where they begin. Inside a section every operation is counted on its own key and never held,
-and the rank is BUSY. So a block may take a counter past its target; the planner follows.
+no thread of it is parked, and the rank is BUSY. So a block may take a counter past its target; the
+planner follows. A section's beginning is counted under the lock, together with becoming BUSY: what
+it will issue is not counted yet, so it must not begin after a report that already shows it.
 
 Orders. At most one is active: the one with the highest serial of the newest request; an older one
 is dropped. Missing targets are 0. With c the counter of key k, not yet counting the operation at
@@ -40,15 +42,19 @@ Counts first. With no order active a gate does no more than add one to the count
 whether an order is active (both sequentially consistent). If one is, it takes the lock, and if the
 operation is held it takes the one back before it reports. A report may therefore show an operation
 as issued that is held after all, and the next report one less. What it shows is always the rank's
-very next operation on that key.
+very next operation on that key. It costs the cut one operation more than need be, no harm else; a
+gate that looks once before it counts as well, and takes the lock first if an order is active,
+saves most of that.
 
 Reports. A rank answers every order, also a repeated one, with a report that carries its serial,
 after the rule has been applied to it. It also reports when its state, place or held keys change,
 and, while it runs, a few milliseconds after its counters have changed. `sequence` grows with each.
 A rank is PARKED when a thread of it stands at one of the four places; `waiting` names the key of
 every thread that is held at a gate, not of one only: letting the wrong one through for ever would
-be no progress. At a final order nothing else changes for the gates; a rank that had passed
-something shows it in its counters, and then the stand is off.
+be no progress. A final order holds like any other; a rank that had passed something shows it in its
+counters, and then the stand is off. A rank that answers a final order as PARKED vouches that until
+the next order no other thread of it runs Python either (the interpreter's lock is taken): a thread
+in the background could reach no gate, but print, write a file, or end.
 """
 
 from torchmig.cut.explain import RankView, blame, describe_key, explain

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from torchmig.cut.keys import ANY_SOURCE, Channel, Collective, Direction, Key
+from torchmig.cut.keys import ANY_SOURCE, Block, Channel, Collective, Direction, Key
 from torchmig.cut.ports import Port, PortName
 
 
@@ -79,7 +79,7 @@ class Ledger:
         Raises:
             GroupMismatchError: nobody has named the members of its group.
         """
-        if key.group not in self.groups:
+        if key.group not in self.groups and not isinstance(key, Block):
             raise GroupMismatchError(f"nobody has named the members of group {key.group!r}")
         if isinstance(key, Channel):
             port = self._port(key)
@@ -90,8 +90,9 @@ class Ledger:
         """Let nobody stand before the `value`-th operation on `key`; takes effect with `settle`."""
         if isinstance(key, Channel) and key.source == ANY_SOURCE:
             port = self._port(key)
-            port.wanted = max(port.wanted, value)
-            self._feed(port)
+            if value > port.wanted:
+                port.wanted = value
+                self._feed(port)
         elif value > self.targets.get(key, 0):
             self._raised[key] = max(value, self._raised.get(key, 0))
 
@@ -164,9 +165,12 @@ class Ledger:
         self._compare(rank, key)
 
     def _target(self, key: Key, value: int) -> None:
+        moved = value != self.targets.get(key, 0)
         self.targets[key] = value
         for rank in self.members(key):
             self._compare(rank, key)
+            if moved and key in self.missing[rank]:
+                self.changed.add(rank)
 
     def _compare(self, rank: int, key: Key) -> None:
         lacks = self.counters[rank].get(key, 0) < self.targets.get(key, 0)
@@ -180,7 +184,7 @@ class Ledger:
             missing.remove(key)
             if not missing:
                 self.lacking.discard(rank)
-        elif not lacks:
+        else:
             return
         self.changed.add(rank)
 

@@ -74,16 +74,12 @@ class _Rank:
 
     @property
     def answered(self) -> bool:
+        """What it says is not about an order that has been replaced meanwhile."""
         return (
             self.report is not None
             and self.order is not None
             and self.report.serial == self.order.serial
         )
-
-    @property
-    def parked(self) -> bool:
-        """Parked, and not because of an order that has been replaced meanwhile."""
-        return self.answered and self.report is not None and self.report.state is State.PARKED
 
 
 class Planner:
@@ -104,6 +100,7 @@ class Planner:
         self.level = Level.STEP
         self.rounds = 0  # decisions that led to orders
         self.orders_sent = 0
+        self.nudges = 0  # standstills that no counter explained
         self._ranks = [_Rank() for _ in range(world_size)]
         self._ledger = Ledger(world_size)
         self._unheard = set(range(world_size))
@@ -112,6 +109,7 @@ class Planner:
         self._standing: set[int] = set()
         self._held: dict[int, tuple[Key, ...]] = {}
         self._final = False
+        self._spoilt = False  # somebody's counters are no longer those of the final orders
         self._serial = 0
         self._started_at = 0.0
         self._level_since = 0.0
@@ -200,6 +198,7 @@ class Planner:
             self._ended.append(report.rank)
         self._ledger.learn_groups(report.groups)
         news = self._ledger.count(report.rank, report.counters)
+        self._spoilt = self._spoilt or news
         for key in report.waiting:
             self._ledger.expect(key)
         rank.report = report
@@ -215,9 +214,10 @@ class Planner:
         report = rank.report
         self._standing.discard(index)
         self._held.pop(index, None)
-        if report is not None and rank.parked:
-            self._standing.add(index)
-            if report.waiting:
+        if report is not None and rank.answered:
+            if report.state is State.PARKED:
+                self._standing.add(index)
+            if report.waiting:  # also while another thread of the rank is busy
                 self._held[index] = report.waiting
         self._ledger.changed.add(index)
 
@@ -240,9 +240,10 @@ class Planner:
                 if ledger.missing[index]:
                     for key in self._held.get(index, ()):
                         ledger.lift(key, ledger.counters[index].get(key, 0) + 1)
-        if self._final and ledger.lacking:
+        if self._final and (ledger.lacking or self._spoilt):
             # Somebody issued more than the stand allows: the other threads of a rank may do that
-            # until its final order arrives. From here on gates hold, so it happens once.
+            # until its final order arrives. From here on gates hold, so it happens once. Even if
+            # all did so equally: what was counted past a target may yet be held and taken back.
             self._final = False
             self.level = max(self.level, Level.GATE)
             touched.update(range(self.world_size))
@@ -252,6 +253,7 @@ class Planner:
             self.verdict = Stand(tuple(dict(counters) for counters in ledger.counters))
             return []
         self._final = True
+        self._spoilt = False
         return self._send(range(self.world_size), now)
 
     def _order(self, index: int) -> tuple[Level, dict[Key, int], bool]:
@@ -343,15 +345,14 @@ class Planner:
 
         A held rank gets one operation more; one that stands elsewhere runs freely for a moment.
         """
+        self.nudges += 1
         self._news_at = now
         self._final = False
-        for index in self._standing:
-            held = self._held.get(index)
-            if held is None:
-                self._ranks[index].loose_until = now + self._patience_seconds() / 4
-            else:
-                for key in held:
-                    self._ledger.lift(key, self._ledger.counters[index].get(key, 0) + 1)
+        for index in self._standing - self._held.keys():
+            self._ranks[index].loose_until = now + self._patience_seconds() / 4
+        for index, keys in self._held.items():
+            for key in keys:
+                self._ledger.lift(key, self._ledger.counters[index].get(key, 0) + 1)
         self._ledger.changed.update(range(self.world_size))
 
     def _tighten(self, now: float) -> None:
