@@ -42,6 +42,7 @@ class Index:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._refresh_lock = threading.Lock()
         self._locations: dict[bytes, int] = {}
         self._packs: list[bytes] = []
         self._pack_numbers: dict[bytes, int] = {}
@@ -106,17 +107,34 @@ class Index:
                 )  # fmt: skip
                 offset_bytes += stored_bytes
 
-    def refresh(self, store: Store) -> None:
-        """Read the index objects that have come since the last time."""
-        for entry in store.list(INDEX_PREFIX):
-            if entry.name not in self._loaded:
+    def refresh(self, store: Store) -> bool:
+        """Read the index objects that have come since the last time.
+
+        Returns:
+            True if some have gone: a prune has run, and what the index said before may be wrong.
+            All of it has then been read anew.
+        """
+        with self._refresh_lock:
+            names = {entry.name for entry in store.list(INDEX_PREFIX)}
+            has_shrunk = not self._loaded <= names
+            if has_shrunk:
+                with self._lock:
+                    self._locations, self._packs, self._pack_numbers = {}, [], {}
+                self._loaded = set()
+            for name in sorted(names - self._loaded):
                 try:
-                    data = store.get(entry.name)
+                    data = store.get(name)
                 except ObjectMissingError:
-                    continue  # replaced by a prune that ran meanwhile
-                for pack_id, header in decode_index(entry.name, data):
+                    continue  # replaced by a prune that runs now; what replaces it is there already
+                for pack_id, header in decode_index(name, data):
                     self.add_pack(pack_id, header)
-                self._loaded.add(entry.name)
+                self._loaded.add(name)
+            return has_shrunk
+
+    def note_object(self, name: str) -> None:
+        """Take note of an index object whose packs are known already."""
+        with self._refresh_lock:
+            self._loaded.add(name)
 
 
 def encode_index(packs: list[tuple[bytes, bytes]]) -> tuple[str, bytes]:

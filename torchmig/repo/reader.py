@@ -15,9 +15,9 @@ from typing import NamedTuple
 from torchmig.errors import IntegrityError, ObjectMissingError, TorchmigError, UsageError
 from torchmig.repo.blob import Decoder
 from torchmig.repo.extents import MAX_OFFSET, Extent, check_extents, decode_tree
-from torchmig.repo.index import Index
+from torchmig.repo.index import Index, Location
 from torchmig.repo.manifest import Stream
-from torchmig.repo.plan import Read, Wanted, plan_reads
+from torchmig.repo.plan import Read, Wanted, locate, plan_reads
 from torchmig.repo.pool import Pool, default_threads
 from torchmig.store import Buffer, Store
 
@@ -51,6 +51,7 @@ class Reader:
         self._read_bytes = min(store.read_bytes, max(1 << 20, budget_bytes // 8))
         self._is_refreshed = False
         self._refresh_lock = threading.Lock()
+        self._missing: set[str] = set()  # packs that were not where the index said
         self._local = threading.local()
         self._is_open = False
 
@@ -191,6 +192,14 @@ class Reader:
             raise self._damaged(stream, f"it has {len(extents)} extents of {stream.extent_count}")
         return extents
 
+    def locate(self, stream: Stream, extent: Extent) -> Location:
+        """Return where the blob of an extent lies."""
+        self._refresh_once()
+        try:
+            return locate(self._index, extent)
+        except IntegrityError as error:
+            raise self._damaged(stream, str(error)) from error
+
     def _restore_into(self, stream: Stream, fd: int, mapping: Sequence[Mapping] | None) -> None:
         extents = self.extents(stream)
         if mapping is None:
@@ -238,6 +247,22 @@ class Reader:
         except IntegrityError as error:
             raise self._damaged(stream, str(error)) from error
 
+    def _plan_again(self, stream: Stream, read: Read, error: ObjectMissingError) -> list[Read]:
+        """Return reads for blobs whose pack has gone, which a prune may have moved elsewhere."""
+        with self._refresh_lock:
+            if read.name not in self._missing:
+                self._missing.add(read.name)
+                self._index.refresh(self._store)
+        extents = [
+            Extent(offset, wanted.location.size_bytes, wanted.blob_id)
+            for wanted in read.blobs
+            for offset in wanted.offsets
+        ]
+        reads = self._plan(stream, extents)
+        if any(moved.name in self._missing for moved in reads):
+            raise self._damaged(stream, f"object {read.name!r} is missing") from error
+        return reads
+
     def _refresh_once(self) -> None:
         with self._refresh_lock:
             if not self._is_refreshed:
@@ -252,7 +277,10 @@ class Reader:
             try:
                 data = memoryview(self._store.get(read.name, read.offset_bytes, read.size_bytes))
             except ObjectMissingError as error:
-                raise self._damaged(stream, f"object {read.name!r} is missing") from error
+                for moved in self._plan_again(stream, read, error):
+                    self._task(stream, moved, use, [])()
+                done.append(None)
+                return
             for wanted in read.blobs:
                 location = wanted.location
                 start = location.offset_bytes - read.offset_bytes

@@ -31,6 +31,7 @@ from torchmig.repo.manifest import (
     snapshot_name,
 )
 from torchmig.repo.reader import Reader
+from torchmig.repo.session import WriteSession
 from torchmig.repo.writer import Writer
 from torchmig.store import Store, open_store
 
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 FORMAT = "torchmig-repository"
 VERSION = 1
-_CONFIG = "config"
+CONFIG = "config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Repository:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.url = store.url
-        self._index = Index()
+        self._session = WriteSession(store, Index())
         self._last_loaded = ""
 
     @classmethod
@@ -80,7 +81,7 @@ class Repository:
                 )
             store.create()
             config = _config_bytes()
-            store.put(_CONFIG, [config])  # the same bytes whoever else does this now
+            store.put(CONFIG, [config])  # the same bytes whoever else does this now
         _check_config(config, store.url)
         return cls(store)
 
@@ -91,14 +92,23 @@ class Repository:
         self.close()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Give up the lock, if there is one, and the connection."""
+        self.release()
         self.store.close()
+
+    def release(self) -> None:
+        """Give up the lock that keeps prunes away between a writer's end and the commit.
+
+        `commit` does this itself. An agent that has handed its sections to the coordinator calls it
+        once the snapshot is committed or called off; if it never does, the lock runs out after
+        half an hour.
+        """
+        self._session.release()
 
     def writer(self, *, budget_bytes: int | None = None, threads: int | None = None) -> Writer:
         """Return a `Writer`, to be used in a `with` block."""
-        self._index.refresh(self.store)
         options = {} if budget_bytes is None else {"budget_bytes": budget_bytes}
-        return Writer(self.store, self._index, threads=threads, **options)
+        return Writer(self.store, self._session, threads=threads, **options)
 
     def reader(
         self, snapshot: Manifest | None = None, *, budget_bytes: int | None = None,
@@ -110,14 +120,15 @@ class Repository:
         """
         options = {} if budget_bytes is None else {"budget_bytes": budget_bytes}
         snapshot_id = self._last_loaded if snapshot is None else snapshot.id
-        return Reader(self.store, self._index, snapshot_id, threads=threads, **options)
+        return Reader(self.store, self._session.index, snapshot_id, threads=threads, **options)
 
     def commit(self, manifest: Manifest) -> str:
         """Make the snapshot exist and return its id; all its blobs must be stored before."""
         data = manifest.encode()
-        self._check_blobs(manifest)
         snapshot_id = hash_of(data).hex()
-        self.store.put(snapshot_name(snapshot_id), [data])
+        with self._session.committing() as is_unbroken:
+            self._check_blobs(manifest, deep=not is_unbroken)
+            self.store.put(snapshot_name(snapshot_id), [data])
         return snapshot_id
 
     def snapshots(self, job: str | None = None) -> list[Summary]:
@@ -180,16 +191,29 @@ class Repository:
             except (IntegrityError, TorchmigError) as error:
                 _log.warning("left out of the list: %s", error)
 
-    def _check_blobs(self, manifest: Manifest) -> None:
-        """Refuse to commit what refers to blobs that nobody has stored."""
+    def _check_blobs(self, manifest: Manifest, *, deep: bool) -> None:
+        """Refuse to commit what refers to blobs that are not there.
+
+        Args:
+            manifest: what is to be committed.
+            deep: look at every blob, not only at those that the manifest names itself. Needed when
+                a prune may have run since the writers ended.
+        """
+        index = self._session.index
         wanted = {
             blob_id
             for stream in manifest.streams
             for blob_id in (*stream.trees, *(extent.blob_id for extent in stream.extents))
         }
-        if any(blob_id not in self._index for blob_id in wanted):
-            self._index.refresh(self.store)  # other nodes have written meanwhile
-        missing = [blob_id for blob_id in wanted if blob_id not in self._index]
+        missing = [blob_id for blob_id in wanted if blob_id not in index]
+        if deep and not missing:
+            with self.reader(manifest) as reader:
+                missing = [
+                    extent.blob_id
+                    for stream in manifest.streams
+                    for extent in reader.extents(stream)
+                    if extent.blob_id not in index
+                ]
         if missing:
             raise IntegrityError(
                 f"cannot commit the snapshot: {len(missing)} of its blobs are not in {self.url!r}, "
@@ -223,7 +247,7 @@ def _config_bytes() -> bytes:
 
 def _read_config(store: Store) -> bytes | None:
     try:
-        return store.get(_CONFIG)
+        return store.get(CONFIG)
     except ObjectMissingError:
         return None
 

@@ -9,18 +9,15 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from torchmig.repo.blob import CHUNK_BYTES, Encoder, Kind, hash_of, zero_hash
 from torchmig.repo.extents import Extent
 from torchmig.repo.index import encode_index
 from torchmig.repo.pack import ENTRY, PACK_BYTES, PackBuilder, SealedPack
 from torchmig.repo.pool import Pool, default_threads
+from torchmig.repo.session import WriteSession
 from torchmig.repo.stream import Segment, StreamWriter
 from torchmig.store import Store
-
-if TYPE_CHECKING:
-    from torchmig.repo.index import Index
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +46,13 @@ class Writer:
     """
 
     def __init__(
-        self, store: Store, index: "Index", *, budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        self, store: Store, session: WriteSession, *, budget_bytes: int = DEFAULT_BUDGET_BYTES,
         threads: int | None = None, put_threads: int = 4,
     ) -> None:  # fmt: skip
         self.stats = WriterStats()
         self._store = store
-        self._index = index
+        self._session = session
+        self._index = session.index
         # Half of the budget is for packs on their way to the store, a quarter for pieces that wait
         # to be hashed; the rest is what the threads themselves hold.
         self._hashers = Pool("hash", threads or default_threads(), budget_bytes // 4)
@@ -67,6 +65,7 @@ class Writer:
         self._local = threading.local()
 
     def __enter__(self) -> "Writer":
+        self._session.begin()
         self._putters.__enter__()
         self._hashers.__enter__()
         return self
@@ -89,6 +88,7 @@ class Writer:
                 self._putters.fail(error)
             self._hashers.__exit__(None, error, None)
             self._putters.__exit__(None, error, None)
+            self._session.end(failed=error is not None)
 
     def stream(self, name: str, kind: str, mode: int = 0o600) -> StreamWriter:
         """Start a stream; see `StreamWriter`."""
@@ -193,6 +193,7 @@ class Writer:
     def _put_index(self, packs: list[tuple[bytes, bytes]]) -> None:
         name, data = encode_index(packs)
         self._store.put(name, [data])
+        self._index.note_object(name)
         with self._lock:
             self.stats.stored_bytes += len(data)
 

@@ -1,0 +1,52 @@
+"""Which blobs the snapshots use: what check looks for and prune keeps.
+
+A prune that overlooked a snapshot would destroy it, so that everything here raises where a listing
+would warn.
+"""
+
+from collections.abc import Iterable
+
+from torchmig.errors import IntegrityError, ObjectMissingError, TorchmigError
+from torchmig.repo.manifest import Manifest, load_manifest, snapshot_name
+from torchmig.repo.repository import Repository
+
+
+def load_all(repo: Repository) -> tuple[list[Manifest], list[TorchmigError]]:
+    """Return all snapshots and what keeps others from being read."""
+    manifests: list[Manifest] = []
+    errors: list[TorchmigError] = []
+    for snapshot_id in repo.snapshot_ids():
+        name = snapshot_name(snapshot_id)
+        try:
+            manifests.append(load_manifest(name, repo.store.get(name)))
+        except ObjectMissingError:
+            continue  # forgotten meanwhile
+        except TorchmigError as error:
+            errors.append(error)
+    return manifests, errors
+
+
+def used_blobs(repo: Repository, manifests: Iterable[Manifest]) -> dict[bytes, int]:
+    """Return each blob that a snapshot uses and its size; raise if a tree cannot be read."""
+    used: dict[bytes, int] = {}
+    read: set[tuple[bytes, ...]] = set()
+    for manifest in manifests:
+        with repo.reader(manifest) as reader:
+            for stream in manifest.streams:
+                used.update(dict.fromkeys(stream.trees, 0))
+                if stream.trees and stream.trees in read:
+                    continue  # equal trees hold equal extents
+                read.add(stream.trees)
+                for extent in reader.extents(stream):
+                    used[extent.blob_id] = extent.size_bytes
+    return used
+
+
+def load_all_or_refuse(repo: Repository, action: str) -> list[Manifest]:
+    """Return all snapshots; raise if one of them cannot be read."""
+    manifests, errors = load_all(repo)
+    if errors:
+        raise IntegrityError(
+            f"cannot {action}: {errors[0]}; forget that snapshot by its id first"
+        ) from errors[0]
+    return manifests
