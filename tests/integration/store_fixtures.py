@@ -11,6 +11,7 @@ from torchmig.store import open_store
 
 _STARTERS = {"seaweedfs": ("weed", start_seaweedfs), "rclone": ("rclone", start_rclone)}
 KINDS = ["folder", "seaweedfs", "rclone", "external"]
+_EXTERNAL = os.environ.get("TORCHMIG_TEST_S3_URL")  # read before tests hide the variables
 _running: dict[str, Server] = {}
 
 
@@ -50,7 +51,7 @@ def address_on(kind: str, tmp_path: Path, s3_servers, monkeypatch) -> str:
     if kind == "folder":
         return str(tmp_path / "store")
     if kind == "external":
-        address = os.environ.get("TORCHMIG_TEST_S3_URL")
+        address = _EXTERNAL
         if not address:
             pytest.skip("needs TORCHMIG_TEST_S3_URL=s3://bucket/prefix (and AWS_* variables)")
         return f"{address.rstrip('/')}/{secrets.token_hex(8)}"
