@@ -1,0 +1,119 @@
+"""The verbs that talk to running jobs, against an agent's real control socket."""
+
+import json
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from torchmig.agent.control import ControlServer, socket_path
+from torchmig.commands._main import main
+from torchmig.commands.ps import _ranges
+from torchmig.errors import DeadlineMissedError, ExitCode
+
+STATUS = {
+    "job": "gpt-1a2b",
+    "pid": 4242,
+    "node": 0,
+    "nodes": 2,
+    "world_size": 4,
+    "ranks": [0, 1],
+    "pids": [10001, 10002],
+    "state": "running",
+    "last_snapshot": "ab" * 32,
+    "repo": "/r",
+    "unfit": "",
+}
+OUTCOME = {
+    "snapshot": "cd" * 32,
+    "times": {"t_cut": 0.5, "t_release": 1.25, "t_durable": 2.0},
+    "sizes": {"stored_bytes": 1 << 20, "read_bytes": 3 << 20},
+}
+
+
+@pytest.fixture
+def runtime_dir(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("TORCHMIG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def agent(runtime_dir):
+    """An agent's control socket; what it was asked is in `asked`, what it answers in `outcome`."""
+
+    agent = SimpleNamespace(asked=[], outcome=OUTCOME)
+
+    def serve(request):
+        if request["do"] == "status":
+            return STATUS
+        agent.asked.append(request)
+        if isinstance(agent.outcome, Exception):
+            raise agent.outcome
+        return agent.outcome
+
+    server = ControlServer(socket_path(runtime_dir, "gpt-1a2b"), serve)
+    yield agent
+    server.close()
+
+
+def test_ps_lists_agents_and_skips_sockets_left_over(agent, runtime_dir, capsys):
+    left_over = runtime_dir / "old" / "agent-1.sock"
+    left_over.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(left_over))
+    assert main(["ps"]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == ["job", "pid", "node", "ranks", "state", "last", "snapshot"]
+    assert line.split() == [
+        "gpt-1a2b",
+        "4242",
+        "1",
+        "of",
+        "2",
+        "0-1",
+        "of",
+        "4",
+        "running",
+        "abababab",
+    ]
+    assert main(["ps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [STATUS]
+
+
+def test_ps_without_jobs_is_an_empty_list(runtime_dir, capsys):
+    assert main(["ps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "suspend"])
+@pytest.mark.parametrize("name", ["gpt-1a2b", "gpt"])
+def test_request_reaches_the_agent_and_its_outcome_comes_back(agent, capsys, verb, name):
+    assert main([verb, name]) == 0
+    assert agent.asked[-1] == {"do": verb}
+    text = capsys.readouterr().out
+    assert "snapshot cdcdcdcd: t_cut 0.50 s, t_release 1.25 s, t_durable 2.00 s" in text
+    assert "1.000 MiB newly stored of 3.000 MiB" in text
+    assert main([verb, name, "--deadline", "1m", "--json"]) == 0
+    assert agent.asked[-1] == {"do": verb, "deadline_seconds": 60.0}
+    assert json.loads(capsys.readouterr().out) == OUTCOME
+
+
+def test_request_that_fails_brings_the_agents_sentence_and_code(agent, capsys):
+    agent.outcome = DeadlineMissedError("suspend of job 'gpt-1a2b' withdrawn: rank 1 did not come")
+    assert main(["suspend", "gpt"]) == ExitCode.DEADLINE
+    assert capsys.readouterr().err == (
+        "torchmig: suspend of job 'gpt-1a2b' withdrawn: rank 1 did not come\n"
+    )
+
+
+def test_job_that_is_not_there_is_a_usage_error(runtime_dir, capsys):
+    assert main(["suspend", "gpt"]) == ExitCode.USAGE
+    assert "no job 'gpt' runs on this host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], "-"), ([5], "5"), ([3, 0, 1, 2, 8], "0-3,8"), ([1, 3], "1,3")]
+)
+def test_ranges(numbers, text):
+    assert _ranges(numbers) == text

@@ -1,0 +1,49 @@
+"""What the verbs that talk to running jobs share."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from torchmig.agent.control import ask, find_job
+from torchmig.console import Output
+from torchmig.units import format_duration, format_size, parse_duration
+
+_TIMES = ("t_cut", "t_release", "t_durable")
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what a request to a job needs."""
+    parser.add_argument("job", metavar="JOB", help="name of the job, or the beginning of it")
+    parser.add_argument(
+        "--deadline",
+        type=_duration,
+        metavar="TIME",
+        help="time until all ranks have to stand at the cut; the job's own when left out",
+    )
+
+
+def request(kind: str, options: argparse.Namespace) -> None:
+    """Ask a job for a checkpoint or a suspend, wait until it is durable, and print the outcome."""
+    path = find_job(Path(options.runtime_dir), options.job)
+    question: dict[str, Any] = {"do": kind}
+    if options.deadline is not None:
+        question["deadline_seconds"] = options.deadline
+    answer = ask(path, question)
+    Output(options.json).document(answer, _lines(answer))
+
+
+def _lines(answer: dict[str, Any]) -> list[str]:
+    times, sizes = answer["times"], answer["sizes"]
+    shown = ", ".join(f"{name} {format_duration(times[name])}" for name in _TIMES if name in times)
+    lines = [f"snapshot {answer['snapshot'][:8]}: {shown}"]
+    if "stored_bytes" in sizes and "read_bytes" in sizes:
+        stored, read = format_size(sizes["stored_bytes"]), format_size(sizes["read_bytes"])
+        lines.append(f"{stored} newly stored of {read}")
+    return lines
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
