@@ -1,0 +1,403 @@
+#include "control.h"
+
+#include <Python.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#include "gate.h"
+
+namespace torchmig {
+
+namespace {
+
+constexpr int kBusyPollMilliseconds = 5;     // while an order is active: how often counters are read
+constexpr int kInterruptMilliseconds = 20;   // at level "any": how often the main thread is poked
+constexpr int kReconnectMicroseconds = 5000;
+
+std::string quote(const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text) {
+        const auto u = static_cast<unsigned char>(c);
+        if (c == '"' || c == '\\') {
+            out += '\\';
+            out += c;
+        } else if (u < 0x20) {
+            char buffer[8];
+            std::snprintf(buffer, sizeof buffer, "\\u%04x", u);
+            out += buffer;
+        } else {
+            out += c;
+        }
+    }
+    return out + "\"";
+}
+
+std::string to_json(const Report& report) {
+    std::ostringstream out;
+    out << "{\"type\":\"report\",\"request\":" << report.request
+        << ",\"serial\":" << report.serial << ",\"state\":" << quote(report.state)
+        << ",\"place\":" << quote(report.place) << ",\"steps\":" << report.steps << ",\"seconds_per_step\":" << report.seconds_per_step
+        << ",\"counters\":{";
+    const char* comma = "";
+    for (const auto& counter : report.counters) {
+        out << comma << quote(counter.first) << ":" << counter.second;
+        comma = ",";
+    }
+    out << "},\"waiting\":[";
+    comma = "";
+    for (const auto& key : report.waiting) {
+        out << comma << quote(key);
+        comma = ",";
+    }
+    out << "],\"groups\":{";
+    comma = "";
+    for (const auto& group : report.groups) {
+        out << comma << quote(group.first) << ":[";
+        const char* inner = "";
+        for (const int64_t rank : group.second) {
+            out << inner << rank;
+            inner = ",";
+        }
+        out << "]";
+        comma = ",";
+    }
+    out << "}}";
+    return out.str();
+}
+
+class Control {
+  public:
+    Control(std::string path, int rank, int world_size, int signal_number)
+        : path_(std::move(path)),
+          rank_(rank),
+          world_size_(world_size),
+          signal_(signal_number),
+          wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+          main_thread_(pthread_self()) {
+        if (wake_fd_ < 0) {
+            throw std::runtime_error("cannot make an eventfd for the control thread");
+        }
+    }
+
+    void start() {
+        if (!connect_once()) {
+            throw std::runtime_error("cannot reach the agent at '" + path_ +
+                                     "': " + std::strerror(errno));
+        }
+        Gate::instance().set_rank(rank_, world_size_);
+        Gate::instance().on_change([this] { wake(); });
+        std::thread([this] { run(); }).detach();
+    }
+
+    void ended() {
+        ended_.store(true);
+        wake();
+        // The agent must know before the process goes; the thread itself may die at any time.
+        send_line("{\"type\":\"ended\"}");
+    }
+
+    void wake() const {
+        const uint64_t one = 1;
+        if (write(wake_fd_, &one, sizeof one) < 0) {
+            // Full means that a wake-up is pending already, which is all that is wanted.
+        }
+    }
+
+  private:
+    bool connect_once() {
+        const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0) {
+            return false;
+        }
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        if (path_.size() >= sizeof address.sun_path) {
+            close(fd);
+            errno = ENAMETOOLONG;
+            return false;
+        }
+        std::memcpy(address.sun_path, path_.c_str(), path_.size() + 1);
+        if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+            const int saved = errno;
+            close(fd);
+            errno = saved;
+            return false;
+        }
+        {
+            const std::lock_guard<std::mutex> lock(send_mutex_);
+            fd_ = fd;
+        }
+        buffer_.clear();
+        send_line("{\"type\":\"hello\",\"rank\":" + std::to_string(rank_) +
+                  ",\"pid\":" + std::to_string(getpid()) + "}");
+        return true;
+    }
+
+    void disconnect() {
+        const std::lock_guard<std::mutex> lock(send_mutex_);
+        if (fd_ >= 0) {
+            close(fd_);
+            fd_ = -1;
+        }
+    }
+
+    void reconnect() {
+        disconnect();
+        while (!connect_once()) {
+            usleep(kReconnectMicroseconds);
+        }
+    }
+
+    void send_line(std::string line) {
+        line += '\n';
+        const std::lock_guard<std::mutex> lock(send_mutex_);
+        size_t sent = 0;
+        while (fd_ >= 0 && sent < line.size()) {
+            const ssize_t n = send(fd_, line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
+            if (n < 0 && errno == EINTR) {
+                continue;
+            }
+            if (n < 0) {
+                return;  // the reader notices the broken connection and connects again
+            }
+            sent += static_cast<size_t>(n);
+        }
+    }
+
+    // Reads one line; false when the connection is gone. Calls idle() whenever nothing is there.
+    template <typename Idle>
+    bool read_line(std::string* line, Idle idle) {
+        while (true) {
+            const size_t end = buffer_.find('\n');
+            if (end != std::string::npos) {
+                *line = buffer_.substr(0, end);
+                buffer_.erase(0, end + 1);
+                return true;
+            }
+            pollfd fds[2] = {{fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+            const int ready = poll(fds, 2, active_ ? kBusyPollMilliseconds : -1);
+            if (ready < 0 && errno != EINTR) {
+                return false;
+            }
+            if ((fds[1].revents & POLLIN) != 0) {
+                uint64_t count = 0;
+                if (read(wake_fd_, &count, sizeof count) < 0) {
+                    // Somebody else's wake-up was drained already.
+                }
+            }
+            if ((fds[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
+                char chunk[65536];
+                const ssize_t n = read(fd_, chunk, sizeof chunk);
+                if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) {
+                    return false;
+                }
+                if (n > 0) {
+                    buffer_.append(chunk, static_cast<size_t>(n));
+                    continue;
+                }
+            }
+            idle();
+        }
+    }
+
+    void idle() {
+        if (!active_) {
+            return;
+        }
+        const uint64_t version = Gate::instance().version();
+        if (version != reported_) {
+            reported_ = version;
+            send_line(to_json(Gate::instance().report()));
+        }
+        const auto now = std::chrono::steady_clock::now();
+        if (level_ == Level::kAny && !ended_.load() && !Gate::instance().parked() &&
+            now - interrupted_ > std::chrono::milliseconds(kInterruptMilliseconds)) {
+            interrupted_ = now;
+            pthread_kill(main_thread_, signal_);
+        }
+    }
+
+    void run() {
+        prctl(PR_SET_NAME, "torchmig");
+        sigset_t all;
+        sigfillset(&all);
+        // A fault here must end the process with its usual report.
+        for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
+            sigdelset(&all, fault);
+        }
+        pthread_sigmask(SIG_SETMASK, &all, nullptr);
+        std::string line;
+        while (true) {
+            if (!read_line(&line, [this] { idle(); })) {
+                // The agent went away without a word: it is either gone, and this process with
+                // it, or it comes back after a failed restore.
+                Gate::instance().release();
+                active_ = false;
+                reconnect();
+                continue;
+            }
+            handle(line);
+        }
+    }
+
+    void handle(const std::string& line) {
+        std::istringstream in(line);
+        std::string verb;
+        in >> verb;
+        if (verb == "order") {
+            take_order(in);
+        } else if (verb == "release") {
+            active_ = false;
+            level_ = Level::kFree;
+            Gate::instance().release();
+            send_line("{\"type\":\"released\"}");
+        } else if (verb == "call") {
+            std::string name;
+            in >> name;
+            std::string argument;
+            std::getline(in >> std::ws, argument);
+            send_line(call_python(name, argument));
+        } else if (verb == "detach") {
+            active_ = false;
+            reconnect();
+        } else {
+            send_line("{\"type\":\"error\",\"message\":" + quote("unknown verb '" + verb + "'") +
+                      "}");
+        }
+    }
+
+    void take_order(std::istringstream& in) {
+        Order order;
+        int level = 0;
+        int final = 0;
+        size_t targets = 0;
+        in >> order.request >> order.serial >> level >> final >> targets;
+        order.level = static_cast<Level>(level);
+        order.final = final != 0;
+        for (size_t i = 0; i < targets; ++i) {
+            std::string line;
+            if (!read_line(&line, [] {})) {
+                return;
+            }
+            const size_t space = line.rfind(' ');
+            order.targets[line.substr(0, space)] = std::stoull(line.substr(space + 1));
+        }
+        level_ = order.level;
+        active_ = order.level != Level::kFree;
+        Gate::instance().set_order(order);
+        reported_ = Gate::instance().version();
+        send_line(to_json(Gate::instance().report()));
+    }
+
+    std::string call_python(const std::string& name, const std::string& argument) {
+        if (ended_.load()) {
+            return "{\"type\":\"error\",\"message\":\"the script has ended\"}";
+        }
+        const PyGILState_STATE gil = PyGILState_Ensure();
+        std::string answer;
+        PyObject* module = PyImport_ImportModule("torchmig.worker.phases");
+        PyObject* result =
+            module == nullptr
+                ? nullptr
+                : PyObject_CallMethod(module, name.c_str(), "s", argument.c_str());
+        const char* text = result == nullptr ? nullptr : PyUnicode_AsUTF8(result);
+        if (text != nullptr) {
+            answer = "{\"type\":\"result\",\"value\":" + std::string(text) + "}";
+        } else {
+            answer = "{\"type\":\"error\",\"message\":" + quote(python_error()) + "}";
+        }
+        Py_XDECREF(result);
+        Py_XDECREF(module);
+        PyGILState_Release(gil);
+        return answer;
+    }
+
+    static std::string python_error() {
+        PyObject* type = nullptr;
+        PyObject* value = nullptr;
+        PyObject* trace = nullptr;
+        PyErr_Fetch(&type, &value, &trace);
+        std::string text = "unknown Python error";
+        PyObject* string = value == nullptr ? nullptr : PyObject_Str(value);
+        if (string != nullptr) {
+            const char* utf8 = PyUnicode_AsUTF8(string);
+            const char* kind = type == nullptr
+                                   ? "error"
+                                   : reinterpret_cast<PyTypeObject*>(type)->tp_name;
+            text = std::string(kind) + ": " + (utf8 == nullptr ? "" : utf8);
+        }
+        Py_XDECREF(string);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        PyErr_Clear();
+        return text;
+    }
+
+    const std::string path_;
+    const int rank_;
+    const int world_size_;
+    const int signal_;
+    const int wake_fd_;
+    const pthread_t main_thread_;
+    std::mutex send_mutex_;
+    int fd_ = -1;
+    std::string buffer_;
+    bool active_ = false;
+    Level level_ = Level::kFree;
+    uint64_t reported_ = 0;
+    std::atomic<bool> ended_{false};
+    std::chrono::steady_clock::time_point interrupted_;
+
+    friend void torchmig::control_after_fork_in_child();
+};
+
+// Leaked on purpose: its thread lives as long as the process.
+Control* control = nullptr;
+
+}  // namespace
+
+void start_control(const std::string& socket_path,
+                   int rank,
+                   int world_size,
+                   int signal_number) {
+    if (control != nullptr) {
+        throw std::runtime_error("the control thread runs already");
+    }
+    auto* made = new Control(socket_path, rank, world_size, signal_number);
+    made->start();
+    control = made;
+}
+
+void control_ended() {
+    if (control != nullptr) {
+        control->ended();
+    }
+}
+
+void control_after_fork_in_child() {
+    if (control != nullptr) {
+        close(control->fd_);
+        close(control->wake_fd_);
+        control = nullptr;
+    }
+    Gate::instance().after_fork_in_child();
+}
+
+}  // namespace torchmig

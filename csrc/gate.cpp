@@ -1,0 +1,349 @@
+#include "gate.h"
+
+#include <Python.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <numeric>
+#include <set>
+#include <tuple>
+
+namespace torchmig {
+
+namespace {
+
+// A thread inside a coalesced block or a group creation is never parked.
+thread_local int unparkable = 0;
+
+double now_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+// The pseudo group of all ranks on which the making of groups is counted.
+const char* const kCreation = "group creation";
+
+// Keys travel in lines: a line break in a group's name must not end one.
+std::string one_line(std::string text) {
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return text;
+}
+
+}  // namespace
+
+GilRelease::GilRelease() : state_(nullptr) {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+        state_ = PyEval_SaveThread();
+    }
+}
+
+GilRelease::~GilRelease() {
+    if (state_ != nullptr) {
+        PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
+    }
+}
+
+Gate& Gate::instance() {
+    // Leaked on purpose: threads may still pass the gate while the process exits.
+    static Gate* gate = new Gate();
+    return *gate;
+}
+
+Gate::Gate() : slots_(new Slot[kSlots]) {}
+
+void Gate::register_group(const void* group,
+                          const std::string& name,
+                          std::vector<int64_t> ranks) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // The address may have belonged to a destroyed group: its slots must not be found any more.
+    // A freed slot keeps a non-null owner, so that probe chains stay whole.
+    static const char kFreed = 0;
+    for (size_t i = 0; i < kSlots; ++i) {
+        if (slots_[i].group.load(std::memory_order_relaxed) == group) {
+            slots_[i].group.store(&kFreed, std::memory_order_release);
+        }
+    }
+    for (auto it = overflow_.begin(); it != overflow_.end();) {
+        it = std::get<0>(it->first) == group ? overflow_.erase(it) : std::next(it);
+    }
+    const std::string label = one_line(name);
+    names_[label] = ranks;
+    groups_[group] = Group{label, std::move(ranks)};
+}
+
+std::string Gate::key_of(const Group& group, Op op, int64_t peer, int64_t tag) const {
+    const auto global = [&](int64_t member) {
+        return member >= 0 && static_cast<size_t>(member) < group.ranks.size()
+                   ? group.ranks[static_cast<size_t>(member)]
+                   : member;
+    };
+    const auto channel = [&](const char* direction, int64_t source, int64_t destination) {
+        return std::string(direction) + "/" + std::to_string(source) + "/" +
+               std::to_string(destination) + "/" + std::to_string(tag) + "/" + group.name;
+    };
+    switch (op) {
+        case Op::kSend:
+            return channel("send", rank_, global(peer));
+        case Op::kRecv:
+            return channel("recv", global(peer), rank_);
+        case Op::kBlock:
+            return "block/" + std::to_string(rank_) + "/" + group.name;
+        case Op::kCollective:
+            break;
+    }
+    return "collective/" + group.name;
+}
+
+Counter* Gate::counter_for(const std::string& key) {
+    auto& counter = counters_[key];
+    if (!counter) {
+        counter = std::make_unique<Counter>();
+        counter->key = key;
+    }
+    return counter.get();
+}
+
+Counter* Gate::find_slow(const void* group, Op op, int64_t peer, int64_t tag, uint64_t meta) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = overflow_.find({group, meta});
+    if (known != overflow_.end()) {
+        return known->second;
+    }
+    auto it = groups_.find(group);
+    if (it == groups_.end()) {
+        // Nobody registered it: it was made outside torch.distributed. Counted under its address
+        // so that it is at least seen and can be refused by name.
+        char name[32];
+        std::snprintf(name, sizeof name, "unknown-%p", group);
+        it = groups_.emplace(group, Group{name, {}}).first;
+        names_[name] = {};
+    }
+    Counter* counter = counter_for(key_of(it->second, op, peer, tag));
+    const size_t start = hash(group, meta);
+    for (size_t i = 0; i < kProbes; ++i) {
+        Slot& slot = slots_[(start + i) % kSlots];
+        if (slot.group.load(std::memory_order_relaxed) == nullptr) {
+            slot.meta.store(meta, std::memory_order_relaxed);
+            slot.counter.store(counter, std::memory_order_relaxed);
+            slot.group.store(group, std::memory_order_release);
+            return counter;
+        }
+    }
+    overflow_[{group, meta}] = counter;
+    return counter;
+}
+
+uint64_t Gate::target(const Counter& counter) const {
+    const auto it = order_.targets.find(counter.key);
+    return it == order_.targets.end() ? 0 : it->second;
+}
+
+bool Gate::targets_met() const {
+    return std::all_of(order_.targets.begin(), order_.targets.end(), [&](const auto& target) {
+        const auto it = counters_.find(target.first);
+        const uint64_t count = it == counters_.end() ? 0 : it->second->count.load();
+        return count >= target.second;
+    });
+}
+
+void Gate::changed() {
+    version_.fetch_add(1);
+    if (on_change_) {
+        on_change_();
+    }
+}
+
+template <typename MayPark>
+void Gate::park_while(const char* place, const Counter* waiting, MayPark may_park) {
+    if (unparkable > 0) {
+        return;
+    }
+    const GilRelease no_gil;  // before the lock: whoever holds the lock must never want the GIL
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!may_park()) {
+        lock.unlock();
+        changed();
+        return;
+    }
+    parked_.push_back({place, waiting});
+    changed();
+    wake_.wait(lock, [&] { return !may_park(); });
+    // Entries with the same place and key are interchangeable: any of them may be taken out.
+    const auto mine = std::find_if(parked_.begin(), parked_.end(), [&](const Parked& p) {
+        return p.place == place && p.waiting == waiting;
+    });
+    parked_.erase(mine);
+    changed();
+}
+
+void Gate::hold(Counter* counter) {
+    if (unparkable > 0) {
+        changed();
+        return;
+    }
+    // The operation has been counted. If it may not be issued, it is taken back until it may.
+    bool counted = true;
+    park_while("gate", counter, [&] {
+        const uint64_t count = counter->count.load();
+        const uint64_t mine = counted ? count : count + 1;
+        const bool held = order_.level >= Level::kGate && mine > target(*counter);
+        if (held && counted) {
+            counter->count.fetch_sub(1);
+            counted = false;
+        } else if (!held && !counted) {
+            counter->count.fetch_add(1);
+            counted = true;
+        }
+        return held;
+    });
+}
+
+void Gate::boundary() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const double now = now_seconds();
+        if (steps_ > 0) {
+            seconds_per_step_ = now - last_step_;
+        }
+        last_step_ = now;
+        ++steps_;
+    }
+    if (level_.load() != 0) {
+        park_while("boundary", nullptr,
+                   [&] { return order_.level >= Level::kStep && targets_met(); });
+    }
+}
+
+void Gate::python_point() {
+    if (level_.load() != 0) {
+        park_while("python", nullptr,
+                   [&] { return order_.level >= Level::kAny && targets_met(); });
+    }
+}
+
+void Gate::store_point() {
+    if (level_.load() != 0) {
+        park_while("store", nullptr,
+                   [&] { return order_.level >= Level::kStep && targets_met(); });
+    }
+}
+
+void Gate::block_begin(const void* group) {
+    before_op(group, Op::kBlock);
+    ++unparkable;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++busy_;
+}
+
+void Gate::block_end() {
+    --unparkable;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        --busy_;
+    }
+    if (level_.load() != 0) {
+        changed();
+    }
+}
+
+void Gate::create_begin() {
+    if (unparkable == 0) {
+        Counter* counter = nullptr;
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            counter = counter_for(std::string("collective/") + kCreation);
+        }
+        counter->count.fetch_add(1);
+        if (level_.load() != 0) {
+            hold(counter);
+        }
+    }
+    ++unparkable;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++busy_;
+}
+
+void Gate::create_end() { block_end(); }
+
+void Gate::set_rank(int64_t rank, int64_t world_size) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    rank_ = rank;
+    auto& everybody = names_[kCreation];
+    everybody.resize(static_cast<size_t>(world_size));
+    std::iota(everybody.begin(), everybody.end(), 0);
+}
+
+void Gate::set_order(const Order& order) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        order_ = order;
+        level_.store(static_cast<int>(order.level));
+    }
+    wake_.notify_all();
+    version_.fetch_add(1);
+}
+
+void Gate::release() { set_order(Order{}); }
+
+bool Gate::parked() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !parked_.empty() && busy_ == 0;
+}
+
+uint64_t Gate::version() const {
+    uint64_t sum = version_.load();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& entry : counters_) {
+        sum += entry.second->count.load();
+    }
+    return sum;
+}
+
+Report Gate::report() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Report report;
+    report.request = order_.request;
+    report.serial = order_.serial;
+    report.state = busy_ > 0 ? "busy" : parked_.empty() ? "running" : "parked";
+    if (!parked_.empty()) {
+        // A thread held at an operation says more than one that waits elsewhere.
+        report.place = parked_.front().place;
+        std::set<std::string> waiting;
+        for (const Parked& parked : parked_) {
+            if (parked.waiting != nullptr) {
+                report.place = parked.place;
+                waiting.insert(parked.waiting->key);
+            }
+        }
+        report.waiting.assign(waiting.begin(), waiting.end());
+    }
+    report.steps = steps_;
+    report.seconds_per_step = seconds_per_step_;
+    for (const auto& entry : counters_) {
+        if (const uint64_t count = entry.second->count.load()) {
+            report.counters.emplace_back(entry.first, count);
+        }
+    }
+    for (const auto& entry : names_) {
+        report.groups.emplace_back(entry.first, entry.second);
+    }
+    return report;
+}
+
+void Gate::on_change(std::function<void()> callback) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    on_change_ = std::move(callback);
+}
+
+void Gate::after_fork_in_child() {
+    // Only the forking thread lives on: nobody will ever open the gate here, so it stays open.
+    level_.store(0);
+    new (&mutex_) std::mutex();
+    new (&wake_) std::condition_variable();
+    on_change_ = nullptr;
+    order_ = Order{};
+    parked_.clear();
+}
+
+}  // namespace torchmig

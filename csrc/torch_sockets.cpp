@@ -1,0 +1,271 @@
+#include "torch_sockets.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+namespace torchmig {
+
+namespace {
+
+struct Remembered {
+    std::mutex mutex;
+    std::set<uint64_t> sockets;
+    std::set<int> epolls;
+    std::set<int> threads;
+    std::map<uint64_t, uint64_t> moved;  // socket -> bytes sent and received when last looked at
+};
+
+Remembered& remembered() {
+    static auto* made = new Remembered();
+    return *made;
+}
+
+template <typename Visit>
+void each_entry(const char* folder, Visit visit) {
+    DIR* directory = opendir(folder);
+    if (directory == nullptr) {
+        return;
+    }
+    const int own = dirfd(directory);
+    while (const dirent* entry = readdir(directory)) {
+        char* end = nullptr;
+        const long number = std::strtol(entry->d_name, &end, 10);
+        if (end != entry->d_name && *end == '\0' && number != own) {
+            visit(static_cast<int>(number));
+        }
+    }
+    closedir(directory);
+}
+
+std::string target_of(int fd) {
+    char path[64];
+    char target[128];
+    std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    const ssize_t n = readlink(path, target, sizeof target - 1);
+    return n > 0 ? std::string(target, static_cast<size_t>(n)) : std::string();
+}
+
+// The inode of a TCP socket (0 for anything else): unix sockets are dumped as they are.
+uint64_t inet_inode(int fd) {
+    struct stat status {};
+    if (fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode)) {
+        return 0;
+    }
+    int domain = 0;
+    socklen_t size = sizeof domain;
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 ||
+        (domain != AF_INET && domain != AF_INET6)) {
+        return 0;
+    }
+    return status.st_ino;
+}
+
+std::vector<int> watched_by(int epoll) {
+    std::vector<int> fds;
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", epoll);
+    FILE* file = std::fopen(path, "re");
+    if (file == nullptr) {
+        return fds;
+    }
+    char line[256];
+    int fd = -1;
+    while (std::fgets(line, sizeof line, file) != nullptr) {
+        if (std::sscanf(line, "tfd: %d", &fd) == 1) {
+            fds.push_back(fd);
+        }
+    }
+    std::fclose(file);
+    return fds;
+}
+
+// The letter in /proc for a thread's state; 0 if it is gone.
+char state_of(int thread) {
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/self/task/%d/status", thread);
+    FILE* file = std::fopen(path, "re");
+    if (file == nullptr) {
+        return 0;
+    }
+    char line[256];
+    char state = '?';
+    while (std::fgets(line, sizeof line, file) != nullptr &&
+           std::sscanf(line, "State: %c", &state) != 1) {
+    }
+    std::fclose(file);
+    return state;
+}
+
+bool is_listening(int fd) {
+    int listening = 0;
+    socklen_t size = sizeof listening;
+    return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) == 0 && listening != 0;
+}
+
+bool queues_are_empty(int fd) {
+    int out = 0;
+    int in = 0;
+    return ioctl(fd, SIOCOUTQ, &out) == 0 && ioctl(fd, SIOCINQ, &in) == 0 && out == 0 && in == 0;
+}
+
+// Bytes that have gone through a TCP connection in its life.
+uint64_t bytes_moved(int fd) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
+        return 0;
+    }
+    return info.tcpi_bytes_acked + info.tcpi_bytes_received;
+}
+
+}  // namespace
+
+ProcessView ProcessView::now() {
+    ProcessView view;
+    each_entry("/proc/self/fd", [&](int fd) {
+        if (const uint64_t inode = inet_inode(fd)) {
+            view.sockets.push_back(inode);
+        } else if (target_of(fd) == "anon_inode:[eventpoll]") {
+            view.epolls.push_back(fd);
+        }
+    });
+    each_entry("/proc/self/task", [&](int thread) { view.threads.push_back(thread); });
+    return view;
+}
+
+void remember_torch(const ProcessView& before, const ProcessView& after) {
+    const auto added = [](const auto& old, const auto& now, auto insert) {
+        for (const auto& item : now) {
+            if (std::find(old.begin(), old.end(), item) == old.end()) {
+                insert(item);
+            }
+        }
+    };
+    auto& all = remembered();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    added(before.sockets, after.sockets, [&](uint64_t inode) { all.sockets.insert(inode); });
+    added(before.epolls, after.epolls, [&](int epoll) { all.epolls.insert(epoll); });
+    added(before.threads, after.threads, [&](int thread) { all.threads.insert(thread); });
+}
+
+void remember_watched() {
+    auto& all = remembered();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    for (auto it = all.epolls.begin(); it != all.epolls.end();) {
+        if (target_of(*it) != "anon_inode:[eventpoll]") {
+            it = all.epolls.erase(it);
+            continue;
+        }
+        for (const int fd : watched_by(*it)) {
+            if (const uint64_t inode = inet_inode(fd)) {
+                all.sockets.insert(inode);
+            }
+        }
+        ++it;
+    }
+}
+
+std::vector<int> open_torch_sockets() {
+    auto& all = remembered();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    std::vector<int> fds;
+    each_entry("/proc/self/fd", [&](int fd) {
+        const uint64_t inode = inet_inode(fd);
+        if (inode != 0 && all.sockets.count(inode) != 0) {
+            fds.push_back(fd);
+        }
+    });
+    return fds;
+}
+
+int neutralise_torch_sockets() {
+    const std::vector<int> fds = open_torch_sockets();
+    for (const int fd : fds) {
+        const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+        if (null >= 0) {
+            dup3(null, fd, O_CLOEXEC);
+            close(null);
+        }
+    }
+    auto& all = remembered();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    all.sockets.clear();
+    all.moved.clear();
+    return static_cast<int>(fds.size());
+}
+
+bool torch_is_quiet() {
+    remember_watched();
+    const std::vector<int> fds = open_torch_sockets();
+    auto& all = remembered();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    bool quiet = true;
+    std::map<uint64_t, uint64_t> moved;
+    for (const int fd : fds) {
+        if (is_listening(fd)) {
+            continue;
+        }
+        quiet = quiet && queues_are_empty(fd);
+        moved[inet_inode(fd)] = bytes_moved(fd);
+    }
+    quiet = quiet && moved == all.moved;
+    all.moved = std::move(moved);
+    // gloo's threads wake up many times a second to look around, so that they have run says
+    // nothing; that one is not asleep means it may be at work.
+    for (auto it = all.threads.begin(); it != all.threads.end();) {
+        const char state = state_of(*it);
+        if (state == 0) {
+            it = all.threads.erase(it);
+            continue;
+        }
+        quiet = quiet && state == 'S';
+        ++it;
+    }
+    return quiet;
+}
+
+void torch_sockets_after_fork_in_child() {
+    auto& all = remembered();
+    new (&all.mutex) std::mutex();
+    if (all.sockets.empty() && all.epolls.empty()) {
+        return;
+    }
+    for (const int epoll : all.epolls) {
+        if (target_of(epoll) != "anon_inode:[eventpoll]") {
+            continue;
+        }
+        for (const int fd : watched_by(epoll)) {
+            if (inet_inode(fd) != 0) {
+                close(fd);
+            }
+        }
+        close(epoll);
+    }
+    each_entry("/proc/self/fd", [&](int fd) {
+        const uint64_t inode = inet_inode(fd);
+        if (inode != 0 && all.sockets.count(inode) != 0) {
+            close(fd);
+        }
+    });
+    all.sockets.clear();
+    all.epolls.clear();
+    all.threads.clear();
+}
+
+}  // namespace torchmig

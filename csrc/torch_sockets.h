@@ -1,0 +1,41 @@
+// Which sockets of this process are torch's own: the store's and gloo's.
+//
+// Forked children must not keep them (a child that holds a connected TCP socket cannot be dumped),
+// and what a destroyed backend leaves open must be closed before a dump. A user's sockets stay.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace torchmig {
+
+// Everything that a piece of code opens or starts is found by looking before and after it.
+struct ProcessView {
+    std::vector<uint64_t> sockets;  // inode numbers
+    std::vector<int> epolls;        // file descriptors
+    std::vector<int> threads;       // thread ids
+
+    static ProcessView now();
+};
+
+// Remembers what is in `after` and not in `before` as torch's.
+void remember_torch(const ProcessView& before, const ProcessView& after);
+
+// Remembers every socket that torch's epolls watch now (pairs that were connected later).
+void remember_watched();
+
+// Torch's sockets that are still open: file descriptors.
+std::vector<int> open_torch_sockets();
+
+// Puts /dev/null in the place of each of torch's sockets that is still open, so that finished Works
+// which a script still holds keep their descriptors but no connection. Returns how many.
+int neutralise_torch_sockets();
+
+// True if no connection of torch's has bytes under way or has moved any since the last call, and
+// every thread of torch's is asleep. Two rounds of yes from all ranks mean that nothing moves.
+bool torch_is_quiet();
+
+// Closes torch's sockets and epolls; for the child after a fork.
+void torch_sockets_after_fork_in_child();
+
+}  // namespace torchmig

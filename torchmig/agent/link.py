@@ -1,0 +1,178 @@
+"""The agent's end of a rank's control socket."""
+
+import contextlib
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchmig.cut import Order, Report
+from torchmig.errors import DeadlineMissedError, TorchmigError
+
+class RankGoneError(TorchmigError):
+    """The rank's end of the socket is closed: its process has ended or never came up."""
+
+
+class RankLink:
+    """Listens for one rank, speaks with it, hands its reports on.
+
+    The rank connects, also again after a dump and after a restore. `on_report` and `on_ended` are
+    called on the link's own thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        path: Path,
+        on_report: Callable[[Report], None],
+        on_ended: Callable[[int], None],
+    ) -> None:
+        self.rank = rank
+        self.path = path
+        self._on_report = on_report
+        self._on_ended = on_ended
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._connected = threading.Event()
+        self._gone = threading.Event()
+        self._send_lock = threading.Lock()
+        self._call_lock = threading.Lock()
+        self._listener: socket.socket | None = None
+        self._socket: socket.socket | None = None
+        self._sequence = 0
+        self.ended = False
+
+    def listen(self) -> None:
+        """Take the rank's next connection; returns at once."""
+        self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self.path))
+        self.path.chmod(0o600)
+        listener.listen(1)
+        self._listener = listener
+        self._connected.clear()
+        self._gone.clear()
+        threading.Thread(
+            target=self._serve, args=(listener,), name=f"rank {self.rank}", daemon=True
+        ).start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the rank is there now."""
+        return self._connected.is_set() and not self._gone.is_set()
+
+    def wait_connected(self, timeout_seconds: float) -> None:
+        """Wait until the rank has connected.
+
+        Raises:
+            DeadlineMissedError: It has not in time.
+        """
+        if not self._connected.wait(timeout_seconds):
+            raise DeadlineMissedError(
+                f"rank {self.rank} did not answer within {timeout_seconds:g} s"
+            )
+
+    def order(self, order: Order) -> None:
+        """Send an order of the cut."""
+        head = [order.request, order.serial, int(order.level), int(order.final)]
+        lines = [" ".join(map(str, ["order", *head, len(order.targets)]))]
+        lines += [f"{key} {target}" for key, target in order.targets.items()]
+        self._send("\n".join(lines))
+
+    def release(self) -> None:
+        """Let the rank go on."""
+        self._send("release")
+
+    def call(self, name: str, request: Any = None, timeout_seconds: float = 60.0) -> Any:
+        """Call a function of torchmig.worker.phases in the rank and return its answer.
+
+        Raises:
+            TorchmigError: The function has raised; the text is the rank's.
+            DeadlineMissedError: No answer in time.
+            RankGoneError: The rank has ended.
+        """
+        with self._call_lock:
+            self._drain()
+            self._send(f"call {name} {json.dumps(request)}")
+            try:
+                answer = self._answers.get(timeout=timeout_seconds)
+            except queue.Empty:
+                raise DeadlineMissedError(
+                    f"rank {self.rank} did not answer '{name}' within {timeout_seconds:g} s"
+                ) from None
+        if answer is None:
+            raise RankGoneError(f"rank {self.rank} ended while it was asked for '{name}'")
+        if answer["type"] == "error":
+            raise TorchmigError(f"rank {self.rank} failed at '{name}': {answer['message']}")
+        return answer.get("value")
+
+    def detach(self, timeout_seconds: float = 10.0) -> None:
+        """Make the rank close its socket; it connects again when `listen` is called."""
+        self._close_listener()
+        self._send("detach")
+        if not self._gone.wait(timeout_seconds):
+            raise DeadlineMissedError(
+                f"rank {self.rank} did not close its socket within {timeout_seconds:g} s"
+            )
+
+    def close(self) -> None:
+        """Give the socket up."""
+        self._close_listener()
+        if self._socket is not None:
+            self._socket.close()
+
+    def _close_listener(self) -> None:
+        self.path.unlink(missing_ok=True)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _send(self, text: str) -> None:
+        with self._send_lock:
+            if self._socket is None or self._gone.is_set():
+                raise RankGoneError(f"rank {self.rank} is not connected")
+            try:
+                self._socket.sendall(text.encode() + b"\n")
+            except OSError as error:
+                raise RankGoneError(f"rank {self.rank} is gone: {error}") from error
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                self._answers.get_nowait()
+            except queue.Empty:
+                return
+
+    def _serve(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return  # closed before anybody came
+        with connection, connection.makefile("rb") as lines:
+            self._socket = connection
+            with contextlib.suppress(ConnectionResetError):  # how the end of a killed rank reads
+                for line in lines:
+                    self._take(json.loads(line))
+        self._gone.set()
+        self._answers.put(None)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message.pop("type")
+        if kind == "hello":
+            self._connected.set()
+        elif kind == "report":
+            wire = {**message, "rank": self.rank, "sequence": self._next_sequence()}
+            self._on_report(Report.from_wire(wire))
+        elif kind == "ended":
+            self.ended = True
+            self._on_ended(self.rank)
+        elif kind in ("result", "error"):
+            self._answers.put({"type": kind, **message})
+
+    def _next_sequence(self) -> int:
+        # Monotonic over reconnections, which a counter in the rank would not be after a restore.
+        self._sequence = max(self._sequence + 1, time.monotonic_ns() // 1000)
+        return self._sequence

@@ -1,0 +1,294 @@
+"""torchmig-run: torchrun's command line, on jobs that can be suspended, moved and resumed."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch.distributed.launcher.api as launcher
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from torchmig.agent.control import ControlServer, socket_path
+from torchmig.agent.elastic import Agent, Life, SuspendedError, describe_launch
+from torchmig.agent.request import Kind, Outcome
+from torchmig.agent.session import Session, Settings
+from torchmig.config import Group, add_options
+from torchmig.console import run_program
+from torchmig.criu import Criu, find_criu, load_pycriu
+from torchmig.errors import ExitCode, HostUnfitError, TorchmigError, UsageError
+from torchmig.progress import make_progress
+from torchmig.repo import JobName, Manifest, Repository
+from torchmig.units import format_size
+
+log = logging.getLogger("torchmig")
+
+PROGRAM = "torchmig-run"
+DEFAULT_REPO = "torchmig-repo"
+LONGEST_NAME = 48  # the name is part of a socket's path, which the kernel limits
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program and return its exit code."""
+    return run_program(lambda: Program(sys.argv[1:] if argv is None else argv).run(), PROGRAM)
+
+
+class Program:
+    """One run of the command line."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.begun = time.monotonic()
+        self.arguments = _parse(argv)
+        self.progress = make_progress(self.arguments.json, self.arguments.quiet)
+        self.session: Session | None = None
+        self.control: ControlServer | None = None
+        self.life: Life | None = None
+
+    def run(self) -> int:
+        """Run the job; return 0 or 85, or raise as torchrun does."""
+        arguments = self.arguments
+        level = logging.DEBUG if arguments.verbose else logging.INFO
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"{PROGRAM}: %(message)s"))
+        logging.getLogger("torchmig").addHandler(handler)
+        logging.getLogger("torchmig").setLevel(logging.ERROR if arguments.quiet else level)
+        manifest = _load(arguments) if arguments.restore is not None else None
+        if manifest is not None:
+            _take_command_line(arguments, manifest)
+        life = self.life = Life(
+            settings=_settings(arguments),
+            restore=manifest,
+            progress=self.progress,
+            on_session=self._on_session,
+            on_restored=self._on_restored,
+        )
+        launcher.LocalElasticAgent = lambda **options: Agent(life, **options)  # type: ignore[assignment,misc]
+        self._take_signals()
+        try:
+            record(_run_torchrun)(arguments)
+        except SuspendedError:
+            return self._suspended(life.outcome)
+        finally:
+            if self.control is not None:
+                self.control.close()
+            if self.session is not None:
+                self.session.close()
+        return ExitCode.OK
+
+    def _take_signals(self) -> None:
+        arguments = self.arguments
+        torchruns = {name.strip() for name in arguments.signals_to_handle.split(",")}
+        for number, kind in (
+            (arguments.checkpoint_signal, Kind.CHECKPOINT),
+            (arguments.suspend_signal, Kind.SUSPEND),
+        ):
+            if signal.Signals(number).name in torchruns:
+                log.warning(
+                    "%s goes to the ranks because of '--signals-to-handle'; ask for a %s with "
+                    "'torchmig %s' or another signal",
+                    signal.Signals(number).name,
+                    kind,
+                    kind,
+                )
+                continue
+
+            def asked(_number: int, _frame: FrameType | None, kind: Kind = kind) -> None:
+                self._ask(kind)
+
+            signal.signal(number, asked)
+
+    def _ask(self, kind: Kind) -> None:
+        if self.session is None:
+            log.warning("%s refused: the ranks have not been started yet", kind)
+            return
+        self.session.ask(kind)
+
+    def _on_session(self, session: Session) -> None:
+        first = self.session is None
+        self.session = session
+        if self.control is not None:
+            self.control.close()
+        path = socket_path(Path(session.settings.runtime_dir), session.meeting.job)
+        self.control = ControlServer(path, self._serve)
+        if session.settings.unfit:
+            log.warning("this job cannot be checkpointed: %s", session.settings.unfit)
+        if first and session.is_coordinator and self.arguments.checkpoint_every:
+            threading.Thread(target=self._every, daemon=True, name="timer").start()
+        if self.arguments.term_action == "suspend":
+            signal.signal(signal.SIGTERM, self._on_term)
+
+    def _every(self) -> None:
+        while True:
+            time.sleep(self.arguments.checkpoint_every)
+            if self.session is not None:
+                future = self.session.ask(Kind.CHECKPOINT)
+                future.exception()  # logged already; the next one is tried all the same
+
+    def _on_term(self, number: int, _frame: FrameType | None) -> None:
+        """Suspend instead of ending; a second signal, or a failure, ends as torchrun does."""
+        signal.signal(signal.SIGTERM, _end_as_torchrun)
+        session = self.session
+        if session is None:
+            _end_as_torchrun(number, None)
+            return
+        future = session.ask(Kind.SUSPEND, self.arguments.grace)
+        future.add_done_callback(
+            lambda done: os.kill(os.getpid(), signal.SIGTERM) if done.exception() else None
+        )
+
+    def _on_restored(self) -> None:
+        seconds = time.monotonic() - self.begun
+        self._summary(
+            f"restored from snapshot {self._restored_id[:8]} in {seconds:.2f} s",
+            {"event": "restored", "snapshot": self._restored_id, "t_resume": seconds},
+        )
+
+    @property
+    def _restored_id(self) -> str:
+        return str(self.arguments.restored_id)
+
+    def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
+        session = self.session
+        if session is None:
+            raise TorchmigError("the ranks have not been started yet")
+        if request["do"] == "status":
+            return {**session.status(), "pid": os.getpid()}
+        if request["do"] == "explain":
+            return {"text": session.explain()}
+        if request["do"] in (Kind.CHECKPOINT, Kind.SUSPEND):
+            kind = Kind(request["do"])
+            outcome = session.ask(kind, request.get("deadline_seconds")).result()
+            return {"snapshot": outcome.snapshot, "times": outcome.times, "sizes": outcome.sizes}
+        raise UsageError(f"agents know no request '{request['do']}'")
+
+    def _suspended(self, outcome: Outcome | None) -> int:
+        if outcome is None:
+            self._summary("suspended", {"event": "suspended"})
+        else:
+            times = ", ".join(
+                f"{name} {outcome.times[name]:.2f} s" for name in ("t_cut", "t_release", "t_durable")
+            )
+            sizes = outcome.sizes
+            self._summary(
+                f"suspended into snapshot {outcome.snapshot[:8]}: {times}, "
+                f"{format_size(sizes['stored_bytes'])} stored of {format_size(sizes['read_bytes'])}",
+                {
+                    "event": "suspended",
+                    "snapshot": outcome.snapshot,
+                    "times": outcome.times,
+                    "sizes": outcome.sizes,
+                },
+            )
+        return ExitCode.SUSPENDED
+
+    def _summary(self, text: str, document: dict[str, Any]) -> None:
+        if self.arguments.json:
+            print(json.dumps({"message_type": "summary", **document}), file=sys.stderr, flush=True)
+        elif not self.arguments.quiet:
+            print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
+
+
+def _end_as_torchrun(number: int, _frame: FrameType | None) -> None:
+    sigval = signal.Signals(number)
+    raise SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
+
+
+def _run_torchrun(arguments: argparse.Namespace) -> None:
+    torchrun.run(arguments)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = torchrun.get_args_parser()
+    parser.prog = PROGRAM
+    add_options(parser, Group.RUN)
+    restores = "--restore" in _own(argv) or "TORCHMIG_RESTORE" in os.environ
+    for action in parser._actions:
+        if action.dest == "training_script" and restores:
+            action.nargs = "?"
+            action.required = False
+        if action.dest in ("nproc_per_node", "nnodes") and restores:
+            action.default = os.environ.get(f"PET_{action.dest.upper()}")
+    return parser.parse_args(argv)
+
+
+def _own(argv: list[str]) -> list[str]:
+    return [word.split("=", 1)[0] for word in argv]
+
+
+def _load(arguments: argparse.Namespace) -> Manifest:
+    with Repository.open(_repo(arguments)) as repository:
+        manifest = repository.load(arguments.restore, arguments.job)
+        snapshot_id = repository.resolve(arguments.restore, arguments.job)
+    arguments.restored_id = snapshot_id
+    return manifest.with_id(snapshot_id)
+
+
+def _take_command_line(arguments: argparse.Namespace, manifest: Manifest) -> None:
+    """Fill what the command line leaves out from the snapshot; refuse what contradicts it."""
+    launch = manifest.launch
+    script = arguments.training_script
+    if script is not None:
+        given = [script, *arguments.training_script_args]
+        taken = [launch["script"], *launch["script_args"]]
+        if given != taken:
+            raise UsageError(
+                f"cannot restore snapshot {manifest.id[:8]} with the script '{' '.join(given)}': "
+                f"it was taken of '{' '.join(taken)}'; leave the script out, or give the same one"
+            )
+    arguments.training_script = launch["script"]
+    arguments.training_script_args = launch["script_args"]
+    arguments.module = launch["module"]
+    arguments.no_python = launch["no_python"]
+    for name in ("nnodes", "nproc_per_node"):
+        given_number = getattr(arguments, name)
+        if given_number is None:
+            setattr(arguments, name, str(launch[name]))
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    criu: Criu | None = None
+    unfit = ""
+    try:
+        if os.geteuid() != 0:
+            raise HostUnfitError(
+                "cannot make namespaces for ranks: this is not root; run as root, "
+                "or see 'torchmig doctor'"
+            )
+        criu = find_criu(arguments.criu)
+        load_pycriu(criu)  # here, because threads that import side by side see it half loaded
+    except HostUnfitError as error:
+        unfit = str(error)
+    name = arguments.job or _job_name(arguments.training_script)
+    nodes = int(str(arguments.nnodes).split(":")[-1])
+    return Settings(
+        job=JobName(name, uuid.uuid4().hex[:12]),
+        repo=_repo(arguments),
+        runtime_dir=Path(arguments.runtime_dir),
+        work_dir=arguments.work_dir,
+        deadline_seconds=arguments.deadline,
+        launch=describe_launch(arguments, nodes),
+        criu=criu,
+        unfit=unfit,
+    )
+
+
+def _job_name(script: str) -> str:
+    stem = Path(script).stem or "job"
+    return f"{stem[: LONGEST_NAME - 7]}-{uuid.uuid4().hex[:6]}"
+
+
+def _repo(arguments: argparse.Namespace) -> str:
+    return str(arguments.repo or Path(DEFAULT_REPO).resolve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

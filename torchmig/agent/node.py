@@ -1,0 +1,309 @@
+"""What one agent does with its own ranks in a request: each phase, and its way back.
+
+The coordinator calls these methods, on its own node directly and on the others over the mesh, so
+arguments and results are plain data. How far each rank has got is kept here, so that `walk_back`
+is right from anywhere.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from torchmig.agent.link import RankGoneError, RankLink
+from torchmig.agent.ranks import RankFolder, RankProcess
+from torchmig.capture import files
+from torchmig.capture.process import images, trees
+from torchmig.criu import Criu
+from torchmig.cut import Report, State, unpack_orders
+from torchmig.errors import HostUnfitError, RequestWithdrawnError, TorchmigError
+from torchmig.repo import RankSection, Repository, Stream
+
+log = logging.getLogger(__name__)
+
+RECONNECT_SECONDS = 60.0
+
+
+class Stage(Enum):
+    """How far a rank is from running."""
+
+    RUNNING = "running"
+    DETACHED = "detached"  # its control socket is closed, it may be dumped
+    STOPPED = "stopped"  # dumped and left stopped
+    GONE = "gone"  # ended on purpose, after the commit
+
+
+@dataclass
+class Rank:
+    """One rank of this node."""
+
+    rank: int
+    local_rank: int
+    folder: RankFolder
+    process: RankProcess
+    link: RankLink
+    stdout: str
+    stderr: str
+    error_file: str
+    lock: int  # descriptor that holds the lock of the folder
+    passed_on: dict[str, int]  # how much of a stream's file has been printed in an earlier life
+    stage: Stage = Stage.RUNNING
+    capture: Path | None = None  # images and copies of files, until they are in the repository
+    written: list[files.WrittenFile] = field(default_factory=list)
+    needed: list[files.NeededFile] = field(default_factory=list)
+
+    def end(self) -> None:
+        """End the process and give the folder up; may be called twice."""
+        self.process.kill()
+        self.link.close()
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+
+    @property
+    def images(self) -> Path:
+        """Folder of CRIU's images."""
+        assert self.capture is not None
+        return self.capture / "images"
+
+    @property
+    def copies(self) -> Path:
+        """Folder of the copied files."""
+        assert self.capture is not None
+        return self.capture / "files"
+
+
+@dataclass
+class Node:
+    """The ranks of one agent, and what can be done with them."""
+
+    node: int
+    host: str
+    ranks: list[Rank]
+    criu: Criu | None
+    unfit: str  # why this node cannot checkpoint; empty if it can
+    work_dir: str | None
+    on_report: Callable[[Report], None]
+    drain: Callable[[], None]
+    on_finished: Callable[[], None]
+    finished: bool = False  # ended on purpose, after the commit
+    # Set while the ranks are not what the launcher's monitor may look at.
+    frozen: threading.Event = field(default_factory=threading.Event)
+
+    def serve(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Call a method by name; only those that the coordinator may call."""
+        if method not in _SERVED:
+            raise TorchmigError(f"agents do not serve '{method}'")
+        return getattr(self, method)(**arguments)
+
+    def members(self) -> list[int]:
+        """Return the global ranks of this node."""
+        return [rank.rank for rank in self.ranks]
+
+    def preflight(self) -> dict[str, Any]:
+        """Say whether this node can checkpoint now, and what it needs.
+
+        Raises:
+            HostUnfitError: It cannot, and why.
+        """
+        if self.unfit:
+            raise HostUnfitError(self.unfit)
+        need = sum(_resident_bytes(pid) for rank in self.ranks for pid in rank.process.tree())
+        folder = self._work_root()
+        free = shutil.disk_usage(folder).free
+        if free < need:
+            raise HostUnfitError(
+                f"cannot checkpoint on {self.host}: the images need up to {need} bytes and "
+                f"'{folder}' has {free} free; make room or set '--work-dir'"
+            )
+        return {"resident_bytes": need}
+
+    def orders(self, packed: Any) -> None:
+        """Hand orders of the cut to the ranks that they are for."""
+        by_rank = {rank.rank: rank for rank in self.ranks}
+        for number, order in unpack_orders(packed):
+            rank = by_rank.get(number)
+            if rank is None:
+                continue
+            if rank.link.ended or rank.process.poll() is not None:
+                self.on_report(_absent(number, order.request, order.serial, State.ENDED))
+            elif not rank.link.connected:
+                self.on_report(_absent(number, order.request, order.serial, State.NOT_READY))
+            else:
+                try:
+                    rank.link.order(order)
+                except RankGoneError:
+                    self.on_report(_absent(number, order.request, order.serial, State.ENDED))
+
+    def call(
+        self, name: str, request: Any = None, timeout_seconds: float = 60.0
+    ) -> list[tuple[int, Any]]:
+        """Call a phase in every rank, side by side."""
+        return self._each(
+            lambda rank: (rank.rank, rank.link.call(name, request, timeout_seconds)), self.ranks
+        )
+
+    def dump(self) -> list[dict[str, Any]]:
+        """Dump all rank trees, side by side, and copy their files; the trees are left stopped."""
+        self.frozen.set()
+        root = self._work_root()
+        for rank in self.ranks:
+            rank.capture = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=root))
+        return self._each(self._dump_rank, self.ranks)
+
+    def _dump_rank(self, rank: Rank) -> dict[str, Any]:
+        assert self.criu is not None
+        rank.images.mkdir(mode=0o700)
+        rank.copies.mkdir(mode=0o700)
+        rank.stage = Stage.DETACHED
+        rank.link.detach()
+        seconds = trees.dump(
+            self.criu,
+            rank.process.init_pid,
+            rank.process.inner_pid,
+            rank.images,
+            leave_stopped=True,
+        )
+        rank.stage = Stage.STOPPED
+        streams = [str(rank.folder.stdout), str(rank.folder.stderr)]
+        rank.written, rank.needed = files.look(rank.process.tree(), streams)
+        files.copy_files(rank.written, rank.copies)
+        size = sum(path.stat().st_size for path in rank.images.iterdir())
+        return {"rank": rank.rank, "seconds": seconds, "image_bytes": size}
+
+    def save(self, repo: str) -> dict[str, Any]:
+        """Store images and files of all ranks; return their sections and what it cost."""
+        assert self.criu is not None
+        begun = time.monotonic()
+        with Repository.open(repo) as repository, repository.writer() as writer:
+            sections = []
+            for rank in self.ranks:
+                prefix = f"rank-{rank.rank}/"
+                streams = images.store_images(self.criu, writer, rank.images, prefix)
+                streams += files.store_files(writer, rank.written, rank.copies, prefix)
+                sections.append(self._section(rank, streams).to_dict())
+        return {
+            "sections": sections,
+            "seconds": time.monotonic() - begun,
+            "stats": asdict(writer.stats),
+        }
+
+    def _section(self, rank: Rank, streams: list[Stream]) -> RankSection:
+        state = {
+            "local_rank": rank.local_rank,
+            "folder": str(rank.folder.path),
+            "stdout": rank.stdout,
+            "stderr": rank.stderr,
+            "error_file": rank.error_file,
+            "files": [file.to_dict() for file in rank.written],
+            "needs": [file.to_dict() for file in rank.needed],
+        }
+        return RankSection(rank.rank, self.host, rank.process.inner_pid, streams, state)
+
+    def reattach(self) -> None:
+        """Let dumped ranks go on and take their connections again; they still stand at the cut."""
+        for rank in self.ranks:
+            self._wake(rank)
+        self._each(self._reconnect, self.ranks)
+        self.frozen.clear()
+
+    def clean(self) -> None:
+        """Remove what was captured."""
+        for rank in self.ranks:
+            if rank.capture is not None:
+                shutil.rmtree(rank.capture, ignore_errors=True)
+                rank.capture = None
+
+    def release(self) -> None:
+        """Let all ranks go on with the script."""
+        for rank in self.ranks:
+            if rank.link.connected:
+                try:
+                    rank.link.release()
+                except RankGoneError as error:
+                    log.debug("not released: %s", error)
+
+    def finish(self) -> None:
+        """End the ranks: the snapshot has been committed."""
+        self.frozen.set()
+        self.drain()
+        for rank in self.ranks:
+            rank.stage = Stage.GONE
+            rank.end()
+        self.clean()
+        self.finished = True
+        self.on_finished()
+
+    def walk_back(self) -> None:
+        """Bring all ranks back under control, from wherever they are; may be called twice."""
+        if any(rank.stage is not Stage.RUNNING for rank in self.ranks):
+            self.reattach()
+        self.clean()
+        self.frozen.clear()
+
+    def _wake(self, rank: Rank) -> None:
+        if rank.stage is Stage.STOPPED:
+            for pid in rank.process.tree():
+                os.kill(pid, signal.SIGCONT)
+            rank.stage = Stage.DETACHED
+        if rank.stage is Stage.DETACHED:
+            rank.link.listen()
+
+    def _reconnect(self, rank: Rank) -> None:
+        if rank.stage is Stage.DETACHED:
+            rank.link.wait_connected(RECONNECT_SECONDS)
+            rank.stage = Stage.RUNNING
+
+    def _each(self, work: Callable[[Rank], Any], ranks: list[Rank]) -> list[Any]:
+        """Do something with all ranks side by side; all have ended when this returns or raises."""
+        with ThreadPoolExecutor(max_workers=max(1, len(ranks))) as pool:
+            futures = [pool.submit(work, rank) for rank in ranks]
+        errors = [error for f in futures if (error := f.exception()) is not None]
+        if errors:
+            if isinstance(errors[0], TorchmigError):
+                raise errors[0]
+            raise RequestWithdrawnError(f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
+        return [future.result() for future in futures]
+
+    def _work_root(self) -> str:
+        if self.work_dir is not None:
+            Path(self.work_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+            return self.work_dir
+        return tempfile.gettempdir()
+
+
+_SERVED = {
+    "members",
+    "preflight",
+    "orders",
+    "call",
+    "dump",
+    "save",
+    "reattach",
+    "clean",
+    "release",
+    "finish",
+    "walk_back",
+}
+
+
+def _absent(rank: int, request: int, serial: int, state: State) -> Report:
+    """Return the report of a rank that cannot speak for itself."""
+    return Report(rank, request, serial, time.monotonic_ns() // 1000, state)
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0  # it ended meanwhile
+    return pages * os.sysconf("SC_PAGE_SIZE")

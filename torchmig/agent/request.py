@@ -1,0 +1,298 @@
+"""One checkpoint or suspend of a whole job, phase by phase, driven by the coordinator.
+
+Each phase has its way back (docs/design.md, section 5): whatever fails, the ranks are brought back
+to the cut, their communication is built anew and they go on; the snapshot then does not exist. The
+manifest is written last, so a snapshot exists only if everything before has worked.
+"""
+
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from torchmig.cut import (
+    Pending,
+    Planner,
+    PlannerOptions,
+    Report,
+    Withdrawn,
+    pack_orders,
+    split_orders,
+)
+from torchmig.errors import DeadlineMissedError, HostUnfitError, RequestWithdrawnError, TorchmigError
+from torchmig.progress import Progress
+from torchmig.repo import JobName, Manifest, RankSection, Repository
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.02
+QUIET_PAUSE_SECONDS = 0.01
+QUIET_SECONDS = 60.0
+WALK_BACK_SECONDS = 120.0
+
+
+class Kind(StrEnum):
+    """What is asked for."""
+
+    CHECKPOINT = "checkpoint"  # and go on
+    SUSPEND = "suspend"  # and end
+
+
+class NodeHandle(Protocol):
+    """A node of the job, this one or another."""
+
+    node: int
+    host: str
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Call a method of torchmig.agent.node.Node there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where ranks find the job's store."""
+
+    host: str
+    port: int
+    prefix: str  # of the script's keys; empty in a job's first life
+
+
+@dataclass
+class Job:
+    """What a request needs to know of the job."""
+
+    name: JobName
+    repo: str
+    world_size: int
+    nodes: list[NodeHandle]
+    node_of: Callable[[int], int]
+    place: Place
+    launch: dict[str, Any]
+    environment: dict[str, Any]
+    reports: "queue.Queue[list[Report]]"
+    gone: threading.Event  # an agent of the job has been lost
+    deadline_seconds: float
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a request has brought."""
+
+    snapshot: str
+    kind: Kind
+    times: dict[str, float]  # seconds
+    sizes: dict[str, int]  # bytes
+
+
+class Request:
+    """One run through the phases. `run` may be called once."""
+
+    def __init__(self, job: Job, kind: Kind, number: int) -> None:
+        self.job = job
+        self.kind = kind
+        self.number = number
+        self.planner: Planner | None = None
+        self._begun = time.monotonic()
+        self._times: dict[str, float] = {}
+        self._sizes: dict[str, int] = {}
+        self._down = False  # whether communication has been taken down
+        self._keys: dict[str, str] = {}
+        self._dumps: list[dict[str, Any]] = []
+
+    def run(self) -> Outcome:
+        """Carry the request out.
+
+        Raises:
+            TorchmigError: The request has failed; the job goes on.
+        """
+        try:
+            with Repository.open(self.job.repo, create=True) as repository:
+                snapshot = self._phases(repository)
+        except BaseException:
+            self._walk_back()
+            raise
+        return Outcome(snapshot, self.kind, self._times, self._sizes)
+
+    def _phases(self, repository: Repository) -> str:
+        phase = self.job.progress.phase
+        with phase("preflight"):
+            self._every("preflight")
+        with phase("cut"):
+            self._cut()
+            self._refuse()
+        self._times["t_cut"] = self._seconds()
+        with phase("quiesce"):
+            self._quiesce()
+        with phase("dump"):
+            self._dumps = [rank for node in self._every("dump") for rank in node]
+        if self.kind is Kind.CHECKPOINT:
+            with phase("resume"):
+                self._resume()
+            # Measured from the stand: before it the slowest rank was still at work.
+            self._times["stall"] = self._seconds() - self._times["t_cut"]
+        with phase("store"):
+            manifest = self._save()
+        with phase("commit"):
+            snapshot = repository.commit(manifest)
+        with phase("finish"):
+            self._every("finish" if self.kind is Kind.SUSPEND else "clean")
+        self._times["t_release"] = self._seconds()
+        return snapshot
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    def _cut(self) -> None:
+        """Bring all ranks to a stand.
+
+        Raises:
+            RequestWithdrawnError: There is none in time, or a rank has ended.
+        """
+        job = self.job
+        options = PlannerOptions(deadline_seconds=job.deadline_seconds)
+        planner = self.planner = Planner(job.world_size, self.number, options)
+        while not job.reports.empty():
+            job.reports.get_nowait()  # of an earlier request
+        self._order(planner.start(time.monotonic()))
+        while isinstance(planner.verdict, Pending):
+            self._check_agents()
+            try:
+                reports = job.reports.get(timeout=TICK_SECONDS)
+                self._order(planner.reports(reports, time.monotonic()))
+            except queue.Empty:
+                pass
+            self._order(planner.tick(time.monotonic()))
+        if isinstance(planner.verdict, Withdrawn):
+            reason = planner.verdict.reason
+            message = f"{self.kind} of job '{job.name.name}' withdrawn, the job goes on: {reason}"
+            if reason.startswith("no stand within"):
+                raise DeadlineMissedError(message)
+            raise RequestWithdrawnError(message)
+
+    def _order(self, orders: Iterable[tuple[int, Any]]) -> None:
+        for node, its in split_orders(orders, self.job.node_of).items():
+            handle = next(each for each in self.job.nodes if each.node == node)
+            handle.call("orders", packed=pack_orders(its))
+
+    def _refuse(self) -> None:
+        """Refuse by name what could not be restored; nothing has been frozen yet."""
+        reasons = []
+        for node in self._every("call", name="describe"):
+            for rank, facts in node:
+                reasons += [f"rank {rank}: {reason}" for reason in facts["refused"]]
+        if reasons:
+            raise HostUnfitError(
+                f"cannot checkpoint job '{self.job.name.name}': {'; '.join(reasons)}"
+            )
+
+    def _quiesce(self) -> None:
+        """Wait until nothing moves on any rank, save the store, take communication down."""
+        deadline = time.monotonic() + QUIET_SECONDS
+        while True:
+            # A rank's answer covers the time since its last one. All answers of one round are
+            # later than all of the round before: if all are yes, there was a moment between the
+            # rounds at which nothing moved anywhere, and nothing can start by itself.
+            answers = [quiet for node in self._every("call", name="quiet") for _, quiet in node]
+            if all(answers):
+                break
+            if time.monotonic() > deadline:
+                raise DeadlineMissedError(
+                    f"{self.kind} of job '{self.job.name.name}' withdrawn, the job goes on: "
+                    f"its communication did not come to rest within {QUIET_SECONDS:g} s"
+                )
+            time.sleep(QUIET_PAUSE_SECONDS)
+        first = self.job.nodes[0].call("call", name="store_keys")
+        self._keys = next((keys for _, keys in first if keys), {})
+        self._down = True
+        self._every("call", name="take_down")
+
+    def _resume(self) -> None:
+        """Let dumped or stopped ranks go on in place."""
+        self._every("reattach")
+        if self._down:
+            place = self.job.place
+            where = {
+                "host": place.host,
+                "port": place.port,
+                "prefix": place.prefix,
+                "generation": uuid.uuid4().hex[:12],
+                "timeout_seconds": WALK_BACK_SECONDS,
+            }
+            self._every(
+                "call", name="build_up", request=where, timeout_seconds=WALK_BACK_SECONDS
+            )
+            self._down = False
+        self._every("release")
+
+    def _save(self) -> Manifest:
+        job = self.job
+        saved = self._every("save", repo=job.repo)
+        sections = [RankSection.from_dict(item) for node in saved for item in node["sections"]]
+        sections.sort(key=lambda section: section.rank)
+        for name in ("read_bytes", "new_bytes", "duplicate_bytes", "zero_bytes", "stored_bytes"):
+            self._sizes[name] = sum(node["stats"][name] for node in saved)
+        self._sizes["image_bytes"] = sum(dump["image_bytes"] for dump in self._dumps)
+        self._times["criu"] = max(dump["seconds"] for dump in self._dumps)
+        self._times["store"] = max(node["seconds"] for node in saved)
+        self._times["t_durable"] = self._seconds()
+        nodes = [
+            {"node": handle.node, "host": handle.host, "ranks": self._ranks_of(handle.node)}
+            for handle in job.nodes
+        ]
+        return Manifest(
+            job=job.name,
+            kind=str(self.kind),
+            launch=job.launch,
+            environment=job.environment,
+            nodes=nodes,
+            ranks=sections,
+            store_keys=dict(self._keys),
+            report={**self._times, **self._sizes},
+        )
+
+    def _ranks_of(self, node: int) -> list[int]:
+        return [rank for rank in range(self.job.world_size) if self.job.node_of(rank) == node]
+
+    def _walk_back(self) -> None:
+        """Bring the job back to work from wherever the request has failed."""
+        errors: list[BaseException] = []
+
+        def attempt(step: Callable[[], Any]) -> None:
+            try:
+                step()
+            except TorchmigError as error:
+                errors.append(error)
+
+        if self.planner is not None:
+            self.planner.withdraw("the request has failed", time.monotonic())
+        attempt(lambda: self._every("walk_back"))
+        if self._down:
+            attempt(self._resume)
+        else:
+            attempt(lambda: self._every("release"))
+        attempt(lambda: self._every("clean"))
+        for error in errors:
+            log.error("on the way back: %s", error)
+
+    def _check_agents(self) -> None:
+        if self.job.gone.is_set():
+            raise RequestWithdrawnError(
+                f"{self.kind} of job '{self.job.name.name}' withdrawn: an agent of the job is gone"
+            )
+
+    def _every(self, method: str, **arguments: Any) -> list[Any]:
+        """Call a method on all nodes side by side; all have answered when this returns or raises."""
+        nodes = self.job.nodes
+        with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
+            futures = [pool.submit(node.call, method, **arguments) for node in nodes]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]

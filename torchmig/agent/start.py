@@ -1,0 +1,225 @@
+"""How a rank comes to life: started from its script, or restored from a snapshot."""
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from torchmig.agent.link import RankLink
+from torchmig.agent.node import Rank
+from torchmig.agent.ranks import RankFolder, RankProcess
+from torchmig.capture import files
+from torchmig.capture.process import images, trees
+from torchmig.criu import Criu
+from torchmig.cut import Report
+from torchmig.errors import SnapshotUnfitError
+from torchmig.repo import Manifest, RankSection, Repository
+from torchmig.worker import SOCKET
+
+RECONNECT_SECONDS = 60.0
+
+# What the ranks need so that they can be dumped; the user's own value wins.
+ENVIRONMENT = {
+    "UV_USE_IO_URING": "0",  # CRIU cannot dump an io_uring
+}
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What torchrun has decided for one rank."""
+
+    rank: int
+    local_rank: int
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    stdout: str  # a file, or empty for the agent's own standard output
+    stderr: str
+    error_file: str
+
+
+class Starter(Protocol):
+    """Brings the ranks of a node to life."""
+
+    def start(self, plans: list[RankPlan]) -> list[Rank]:
+        """Start all; if one fails, none is left."""
+
+
+@dataclass
+class ScriptStarter:
+    """Starts ranks from the script, as torchrun does."""
+
+    job_folder: Path
+    on_report: Callable[[Report], None]
+    on_ended: Callable[[int], None]
+
+    def start(self, plans: list[RankPlan]) -> list[Rank]:
+        """Start all; if one fails, none is left."""
+        started: list[Rank] = []
+        try:
+            for plan in plans:
+                started.append(self._start(plan))
+        except BaseException:
+            for rank in started:
+                rank.end()
+            raise
+        return started
+
+    def _start(self, plan: RankPlan) -> Rank:
+        folder = RankFolder(self.job_folder / f"rank-{plan.rank}")
+        lock = folder.claim()
+        for path in (folder.stdout, folder.stderr):
+            path.unlink(missing_ok=True)
+        link = RankLink(plan.rank, folder.control, self.on_report, self.on_ended)
+        process = RankProcess()
+        try:
+            link.listen()
+            environment = {**ENVIRONMENT, **os.environ, **plan.env, SOCKET: str(folder.control)}
+            stdout = plan.stdout or str(folder.stdout)
+            stderr = plan.stderr or str(folder.stderr)
+            process.spawn(plan.argv, environment, str(Path.cwd()), stdout, stderr)
+        except BaseException:
+            process.kill()
+            link.close()
+            raise
+        return Rank(
+            rank=plan.rank,
+            local_rank=plan.local_rank,
+            folder=folder,
+            process=process,
+            link=link,
+            stdout=stdout,
+            stderr=stderr,
+            error_file=plan.error_file,
+            lock=lock,
+            passed_on={stdout: 0, stderr: 0},
+        )
+
+
+@dataclass
+class SnapshotStarter:
+    """Restores ranks from a snapshot; they stand at the cut and wait for their communication."""
+
+    repo: str
+    manifest: Manifest
+    criu: Criu
+    work_dir: str | None
+    on_report: Callable[[Report], None]
+    on_ended: Callable[[int], None]
+
+    def start(self, plans: list[RankPlan]) -> list[Rank]:
+        """Restore all; if one fails, none is left."""
+        sections = [self._section(plan.rank) for plan in plans]
+        work = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=self.work_dir))
+        locks = [RankFolder(Path(section.state["folder"])).claim() for section in sections]
+        try:
+            self._fetch(sections, work)
+            with ThreadPoolExecutor(max_workers=max(1, len(sections))) as pool:
+                futures = [
+                    pool.submit(self._restore, plan, section, work, lock)
+                    for plan, section, lock in zip(plans, sections, locks, strict=True)
+                ]
+            errors = [error for f in futures if (error := f.exception()) is not None]
+            if errors:
+                for future in futures:
+                    if future.exception() is None:
+                        future.result().end()
+                raise errors[0]
+            return [future.result() for future in futures]
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _section(self, rank: int) -> RankSection:
+        for section in self.manifest.ranks:
+            if section.rank == rank:
+                return section
+        raise SnapshotUnfitError(
+            f"cannot restore snapshot {self.manifest.id[:8]}: it has no rank {rank}"
+        )
+
+    def _fetch(self, sections: list[RankSection], work: Path) -> None:
+        """Bring images and files here; every byte is checked before the first process starts."""
+        with Repository.open(self.repo) as repository, repository.reader(self.manifest) as reader:
+            reader.verify(
+                stream
+                for section in sections
+                for stream in section.streams
+                if f"/{files.FILES}" in stream.name
+            )
+            for section in sections:
+                folder = work / str(section.rank)
+                folder.mkdir(mode=0o700)
+                prefix = f"rank-{section.rank}/"
+                images.restore_images(self.criu, reader, section.streams, prefix, folder)
+            for section in sections:
+                written = [files.WrittenFile.from_dict(f) for f in section.state["files"]]
+                prefix = f"rank-{section.rank}/"
+                files.restore_files(reader, section.streams, written, prefix)
+
+    def _restore(self, plan: RankPlan, section: RankSection, work: Path, lock: int) -> Rank:
+        state = section.state
+        folder = RankFolder(Path(state["folder"]))
+        Path(state["error_file"]).parent.mkdir(parents=True, exist_ok=True)
+        link = RankLink(plan.rank, folder.control, self.on_report, self.on_ended)
+        process = RankProcess()
+        try:
+            link.listen()
+            process.adopt(trees.restore(self.criu, process.init_pid, work / str(section.rank)))
+            link.wait_connected(RECONNECT_SECONDS)
+        except BaseException:
+            process.kill()
+            link.close()
+            raise
+        sizes = {file["path"]: file["size_bytes"] for file in state["files"]}
+        return Rank(
+            rank=plan.rank,
+            local_rank=plan.local_rank,
+            folder=folder,
+            process=process,
+            link=link,
+            stdout=state["stdout"],
+            stderr=state["stderr"],
+            error_file=state["error_file"],
+            lock=lock,
+            passed_on={path: sizes.get(path, 0) for path in (state["stdout"], state["stderr"])},
+        )
+
+
+def environment() -> dict[str, str]:
+    """Return what must be the same where a snapshot of this host is restored."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+    }
+
+
+def check_environment(manifest: Manifest, sections: Sequence[RankSection]) -> None:
+    """Refuse a snapshot that this host cannot restore, before anything is started.
+
+    Raises:
+        SnapshotUnfitError: Another torch, Python or machine, or a file that is missing.
+    """
+    here = environment()
+    for what in ("torch", "python", "machine"):
+        there = manifest.environment.get(what)
+        if there != here[what]:
+            raise SnapshotUnfitError(
+                f"cannot restore snapshot {manifest.id[:8]} on this host: it was taken with "
+                f"{what} '{there}' and here is '{here[what]}'; restore with the same {what}"
+            )
+    written = {file["path"] for section in manifest.ranks for file in section.state["files"]}
+    needed = {
+        file["path"]: files.NeededFile.from_dict(file)
+        for section in sections
+        for file in section.state["needs"]
+        if file["path"] not in written
+    }
+    files.check_needed(needed.values(), f"snapshot {manifest.id[:8]}")

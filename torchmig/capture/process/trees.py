@@ -1,0 +1,115 @@
+"""Dumps and restores the process tree of a rank with CRIU, inside the rank's PID namespace."""
+
+import importlib
+import os
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from torchmig.criu import Criu, load_pycriu
+from torchmig.errors import TorchmigError
+
+DUMP_LOG = "dump.log"
+RESTORE_LOG = "restore.log"
+LOG_LEVEL = 2  # warnings and errors; more costs time on trees with many mappings
+GHOST_LIMIT_BYTES = (1 << 32) - 1  # the field has 32 bits
+# CRIU's own limit on one dump or restore; it kills the dump, not the job.
+TIMEOUT_SECONDS = 3600
+
+
+class CriuError(TorchmigError):
+    """CRIU has refused or failed."""
+
+
+def dump(criu: Criu, init_pid: int, inner_pid: int, folder: Path, *, leave_stopped: bool) -> float:
+    """Write the images of a tree into a folder and return the seconds that it took.
+
+    Args:
+        criu: The CRIU to use.
+        init_pid: Pid, here, of the init of the namespace.
+        inner_pid: Pid, there, of the root of the tree.
+        folder: Takes the images; must exist and be empty.
+        leave_stopped: Leave the tree stopped (SIGCONT lets it go on) and not running.
+
+    Raises:
+        CriuError: With CRIU's own reason; the tree runs on.
+    """
+    options = _options(criu, folder, DUMP_LOG)
+    options.pid = inner_pid
+    options.leave_running = not leave_stopped
+    options.leave_stopped = leave_stopped
+    begun = time.monotonic()
+    _run(criu, init_pid, "dump", options, folder / DUMP_LOG)
+    return time.monotonic() - begun
+
+
+def restore(criu: Criu, init_pid: int, folder: Path) -> int:
+    """Restore a tree into the namespace of `init_pid` and return its root's pid there.
+
+    Raises:
+        CriuError: With CRIU's own reason; nothing is left of the tree.
+    """
+    options = _options(criu, folder, RESTORE_LOG)
+    answer = _run(criu, init_pid, "restore", options, folder / RESTORE_LOG)
+    return int(answer.pid)
+
+
+def _options(criu: Criu, folder: Path, log: str) -> Any:
+    load_pycriu(criu)
+    rpc = importlib.import_module("pycriu.rpc_pb2")
+    options = rpc.criu_opts()
+    options.images_dir_fd = -1  # means a descriptor of this process, by its pid, which is not
+    # known in CRIU's PID namespace. The folder is given by name instead, and CRIU insists that the
+    # name is a link: see _run.
+    options.log_file = log
+    options.log_level = LOG_LEVEL
+    options.link_remap = True  # semaphores in /dev/shm that have been unlinked
+    options.ghost_limit = GHOST_LIMIT_BYTES
+    options.file_locks = True
+    options.manage_cgroups = False
+    options.network_lock = rpc.criu_network_lock_method.Value("SKIP")
+    options.timeout = TIMEOUT_SECONDS
+    return options
+
+
+def _run(criu: Criu, init_pid: int, verb: str, options: Any, log: Path) -> Any:
+    pycriu = load_pycriu(criu)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    folder = os.open(log.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    options.images_dir = f"/proc/self/fd/{folder}"
+    namespaces = ["nsenter", "--target", str(init_pid), "--pid", "--mount"]
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                [*namespaces, str(criu.path), "swrk", str(theirs.fileno())],
+                pass_fds=[theirs.fileno(), folder],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        os.close(folder)
+        service = pycriu.criu()
+        service.use_fd(ours.fileno())
+        service.opts = options
+        try:
+            return getattr(service, verb)()
+        except pycriu.CRIUException as error:
+            reason = reason_in_log(log) or str(error)
+            raise CriuError(f"criu {verb} failed: {reason}; its log is '{log}'") from error
+        finally:
+            process.wait()
+
+
+def reason_in_log(log: Path) -> str:
+    """Return the first error in a log of CRIU that says more than what followed from it."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    errors = [line for line in lines if "Error (" in line]
+    # Without CAP_SYS_RESOURCE every log begins with this one, which is harmless.
+    errors = [line for line in errors if "RLIMIT_NOFILE for self" not in line]
+    return re.sub(r"^.*?Error \([^)]*\):\s*", "", errors[0]) if errors else ""

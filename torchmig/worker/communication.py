@@ -1,0 +1,166 @@
+"""Takes a parked rank's communication down and builds it anew.
+
+The ProcessGroup objects stay; only the backends inside them and the connection of the store are
+replaced, so that everything which holds a group goes on.
+"""
+
+import gc
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from torchmig import _C
+from torchmig.worker import rendezvous
+
+# Where backends that are built anew find each other.
+_BACKENDS = "torchmig-backend/"
+# What is in the store and not the script's, so not saved: addresses, and torchelastic's own state.
+_NOT_THE_SCRIPTS = (_BACKENDS, "torch.rendezvous.", "torchelastic/")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the job's store is now.
+
+    `prefix` holds the script's keys, empty in a job's first life; `generation` is new each time
+    that communication is built.
+    """
+
+    host: str
+    port: int
+    prefix: str
+    generation: str
+
+
+@dataclass
+class _Backend:
+    """One backend of one group, to be built again."""
+
+    group: dist.ProcessGroup
+    name: str  # of the group
+    kind: str  # gloo | nccl
+    device: str
+    timeout: timedelta
+    members: list[int]
+    placeholder: Any
+
+
+@dataclass
+class _Down:
+    """What was taken down."""
+
+    backends: list[_Backend]
+
+
+_down = _Down([])
+
+
+def refused() -> list[str]:
+    """Return what this rank uses that cannot be restored, each with what to do."""
+    reasons = []
+    if dist.is_initialized():
+        for group in c10d._world.pg_map:
+            for device in group._device_types:
+                backend = _find_backend(group, device)
+                if backend is not None and _kind(backend) not in ("gloo", "fake", "nccl"):
+                    reasons.append(
+                        f"process group '{group.group_name}' uses the backend '{_kind(backend)}': "
+                        "only gloo and nccl can be taken down and built anew"
+                    )
+    return sorted(set(reasons))
+
+
+def store_keys() -> dict[str, bytes]:
+    """Return what the script has put into the store: empty if it has none."""
+    if not rendezvous.stores:
+        return {}
+    store = rendezvous.stores[-1]
+    keys = [k for k in store.list_keys() if not any(part in k for part in _NOT_THE_SCRIPTS)]
+    return dict(zip(keys, store.multi_get(keys), strict=True)) if keys else {}
+
+
+def take_down() -> int:
+    """Drop every backend and the store's connection; return how many sockets had to be closed.
+
+    The caller has seen that nothing moves any more (`torch_is_quiet` on all ranks).
+    """
+    _C.remember_watched()
+    _down.backends = []
+    if dist.is_initialized():
+        for group in list(c10d._world.pg_map):
+            _take_down_group(group)
+    # Backends die with their last reference: cycles in the script's heap must not delay that.
+    gc.collect()
+    for store in rendezvous.stores:
+        store.detach()
+    return int(_C.neutralise_torch_sockets())
+
+
+def _take_down_group(group: dist.ProcessGroup) -> None:
+    seen: list[Any] = []
+    for device in group._device_types:
+        backend = _find_backend(group, device)
+        if backend is None or any(backend is other for other in seen):
+            continue
+        seen.append(backend)
+        kind = _kind(backend)
+        if kind not in ("gloo", "nccl"):
+            continue
+        placeholder = _C.ParkedBackend(backend.rank(), backend.size(), kind)
+        seen.append(placeholder)  # one backend may serve several devices
+        members = sorted(c10d._world.pg_group_ranks[group])
+        timeout = backend.options._timeout
+        _down.backends.append(
+            _Backend(group, group.group_name, kind, str(device), timeout, members, placeholder)
+        )
+        _C.swap_backend(group, backend, placeholder)
+    del seen
+
+
+def build_up(place: Place, timeout_seconds: float) -> None:
+    """Connect the store and build the backends that were taken down.
+
+    Every rank calls this with the same arguments.
+    """
+    timeout = timedelta(seconds=timeout_seconds)
+    before = _C.ProcessView.now()
+    for store in rendezvous.stores:
+        connection: dist.Store = dist.TCPStore(
+            place.host, place.port, None, False, timeout, wait_for_workers=False
+        )
+        if place.prefix:
+            connection = dist.PrefixStore(place.prefix, connection)
+        store.attach(connection)
+        del connection
+    _C.remember_torch(before, _C.ProcessView.now())
+    # By name, which is the same on all members: groups that overlap are built in one order.
+    for backend in sorted(_down.backends, key=lambda each: (each.name, each.device)):
+        _C.swap_backend(backend.group, backend.placeholder, _new_backend(backend, place.generation))
+    _down.backends = []
+
+
+def _new_backend(old: _Backend, generation: str) -> Any:
+    # Under a prefix of its own, so that no address of an earlier life is found.
+    store = dist.PrefixStore(
+        f"{_BACKENDS}{generation}/{old.name}/{old.device}", old.group.get_group_store()
+    )
+    new = c10d.ProcessGroupGloo(store, old.group.rank(), old.group.size(), timeout=old.timeout)
+    new.options.global_ranks_in_group = old.members
+    new.options.group_name = old.name
+    new._set_sequence_number_for_group()
+    return new
+
+
+def _find_backend(group: dist.ProcessGroup, device: torch.device) -> Any:
+    try:
+        return group._get_backend(device)
+    except RuntimeError:
+        return None  # a backend for this device was announced and never made
+
+
+def _kind(backend: Any) -> str:
+    return str(backend.name())

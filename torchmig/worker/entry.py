@@ -1,0 +1,37 @@
+"""Puts the gate, the hooks and the control thread into the process of a rank."""
+
+import atexit
+import os
+import signal
+import threading
+from types import FrameType
+
+from torchmig import _C
+from torchmig.worker import groups, rendezvous, steps
+
+# The agent's request pokes the main thread with this signal when nothing else stops it. Real-time
+# signals are what scripts and libraries use least.
+INTERRUPT = signal.SIGRTMAX - 1
+
+
+def enter(socket_path: str) -> None:
+    """Install everything; once per process.
+
+    Raises:
+        RuntimeError: The agent cannot be reached at `socket_path`.
+    """
+    _C.install_gate()
+    _C.install_fork_hook()
+    rendezvous.install()
+    groups.install()
+    steps.install()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(INTERRUPT, _interrupted)
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    _C.start_control(socket_path, rank, world_size, int(INTERRUPT))
+    atexit.register(_C.control_ended)
+
+
+def _interrupted(_signal: int, _frame: FrameType | None) -> None:
+    _C.python_point()

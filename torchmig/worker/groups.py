@@ -1,0 +1,99 @@
+"""Follows process groups as a script makes them, so that the gate knows their names and members."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from torchmig import _C
+from torchmig.worker import rendezvous
+
+
+def install() -> None:
+    """Hook the making and destroying of groups, gloo's constructor and coalesced blocks."""
+    _wrap_everywhere("init_process_group", _init)
+    _wrap_everywhere("destroy_process_group", _destroy)
+    _wrap(c10d, "_new_process_group_helper", _make)
+    for name in ("_new_group_with_tag", "split_group"):
+        if hasattr(c10d, name):
+            _wrap_everywhere(name, _bracket)
+    if hasattr(c10d, "ProcessGroupGloo"):
+        _wrap(c10d.ProcessGroupGloo, "__init__", watch_construction)
+    _wrap(dist.ProcessGroup, "_start_coalescing", _start_coalescing)
+    _wrap(dist.ProcessGroup, "_end_coalescing", _end_coalescing)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+    # The attributes stay those of the original: torch looks at signatures and names.
+    setattr(owner, name, functools.wraps(original)(functools.partial(around, original)))
+    if isinstance(owner, type):
+        # A partial is no method: classes need a function.
+        setattr(owner, name, functools.wraps(original)(_as_method(original, around)))
+
+
+def _as_method(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    return method
+
+
+def _wrap_everywhere(name: str, around: Callable[..., Any]) -> None:
+    """Wrap a function of distributed_c10d, and the same name in torch.distributed if it is there."""
+    _wrap(c10d, name, around)
+    if hasattr(dist, name):
+        setattr(dist, name, getattr(c10d, name))
+
+
+def _init(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("store") is not None:
+        kwargs["store"] = rendezvous.wrap(kwargs["store"])
+    return _bracket(original, *args, **kwargs)
+
+
+def _bracket(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _C.create_begin()
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _C.create_end()
+
+
+def _make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    made = original(*args, **kwargs)
+    group = made[0]
+    if isinstance(group, dist.ProcessGroup):
+        # Arguments: group_size, group_rank, global_ranks_in_group, …; empty means everybody.
+        members = args[2] if len(args) > 2 else kwargs["global_ranks_in_group"]
+        _C.register_group(group, group.group_name, list(members) or list(range(group.size())))
+    return made
+
+
+def _destroy(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    if not dist.is_initialized():
+        rendezvous.stores.clear()
+    return result
+
+
+def watch_construction(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the constructor of a backend and remember the sockets and threads that it makes."""
+    before = _C.ProcessView.now()
+    result = original(*args, **kwargs)
+    _C.remember_torch(before, _C.ProcessView.now())
+    return result
+
+
+def _start_coalescing(original: Callable[..., Any], group: Any, *args: Any) -> Any:
+    _C.block_begin(group)
+    return original(group, *args)
+
+
+def _end_coalescing(original: Callable[..., Any], group: Any, *args: Any) -> Any:
+    try:
+        return original(group, *args)
+    finally:
+        _C.block_end()

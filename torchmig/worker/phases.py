@@ -1,0 +1,66 @@
+"""What the agent asks a parked rank to do; called by the control thread with the GIL held.
+
+Each function takes one JSON text and returns one.
+"""
+
+import base64
+import json
+import os
+import platform
+import sys
+import threading
+import traceback
+
+import torch
+
+from torchmig import _C
+from torchmig.worker import communication
+
+
+def describe(_request: str) -> str:
+    """Say what this rank is and what it uses that cannot be restored."""
+    return json.dumps(
+        {
+            "refused": communication.refused(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "cuda": torch.cuda.is_initialized(),
+            "pid": os.getpid(),
+        }
+    )
+
+
+def quiet(_request: str) -> str:
+    """Say whether nothing has moved in torch's communication since the last call."""
+    return json.dumps(_C.torch_is_quiet())
+
+
+def store_keys(_request: str) -> str:
+    """Return the script's keys in the store, values in base64."""
+    keys = communication.store_keys()
+    return json.dumps({key: base64.b64encode(value).decode() for key, value in keys.items()})
+
+
+def take_down(_request: str) -> str:
+    """Take communication down."""
+    return json.dumps({"neutralised": communication.take_down()})
+
+
+def build_up(request: str) -> str:
+    """Build communication anew at the place that the request names."""
+    where = json.loads(request)
+    # A script that initialises again later must find the job where it is now.
+    if "MASTER_ADDR" in os.environ:
+        os.environ["MASTER_ADDR"] = where["host"]
+        os.environ["MASTER_PORT"] = str(where["port"])
+    communication.build_up(
+        communication.Place(where["host"], where["port"], where["prefix"], where["generation"]),
+        where["timeout_seconds"],
+    )
+    return "null"
+
+
+def stack(_request: str) -> str:
+    """Return the Python stack of the main thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return json.dumps("".join(traceback.format_stack(frame)) if frame is not None else "")
