@@ -9,19 +9,14 @@ turns, so that both see the same machine; and the time of a collective that does
 import argparse
 import itertools
 import json
-import os
-import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
+from benchmarks.jobs import EXAMPLE, STEP, expect, start
 from benchmarks.machine import ROOT, save
 
-PROGRAMS = Path(sys.executable).parent
 LAUNCHERS = ("torchrun", "torchmig-run")
 WARM_UP_STEPS = 5
 RANKS = 2
@@ -69,12 +64,10 @@ def measure_pair(number: int, steps: int) -> dict[str, Any]:
 
 def measure_steps(launcher: str, steps: int) -> dict[str, Any]:
     """Return the times between the lines of two steps, without the first ones."""
-    script = ROOT / "examples" / "train_gpt.py"
-    with start(launcher, RANKS, script, "--steps", str(steps)) as process:
+    with start(launcher, RANKS, EXAMPLE, "--steps", steps) as process:
         assert process.stdout is not None
-        moments = [time.perf_counter() for line in process.stdout if re.match(r"step \d+ ", line)]
-    if process.returncode != 0:
-        sys.exit(f"cannot measure: {launcher} ended with {process.returncode}")
+        moments = [time.perf_counter() for line in process.stdout if STEP.match(line)]
+    expect(process, 0)
     gaps = [after - before for before, after in itertools.pairwise(moments)]
     gaps = gaps[WARM_UP_STEPS:]
     return {"step": statistics.median(gaps), "gaps": gaps}
@@ -86,21 +79,9 @@ def measure_gate() -> dict[str, float]:
     for launcher in LAUNCHERS:
         with start(launcher, 1, ROOT / "benchmarks" / "collectives_job.py") as process:
             answer, _ = process.communicate()
-        if process.returncode != 0:
-            sys.exit(f"cannot measure: {launcher} ended with {process.returncode}")
+        expect(process, 0)
         figures[launcher] = float(json.loads(answer)["microseconds"])
     return figures
-
-
-def start(launcher: str, ranks: int, *command: object) -> subprocess.Popen[str]:
-    """Start a job whose standard output is ours to read."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCHMIG_REPO": str(Path(tempfile.gettempdir()) / "torchmig-benchmark"),
-    }
-    words = [str(PROGRAMS / launcher), f"--nproc-per-node={ranks}", *map(str, command)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 if __name__ == "__main__":
