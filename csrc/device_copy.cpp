@@ -1,19 +1,16 @@
 #include "device_copy.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <exception>
 #include <mutex>
-#include <system_error>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <tuple>
 
 #include "lazy_cuda.h"
+#include "mapped_memory.h"
 #include "streaming_copy.h"
 
 namespace py = pybind11;
@@ -23,46 +20,6 @@ namespace torchmig {
 namespace {
 
 using cuda::Driver;
-
-constexpr size_t kHugePage = size_t{2} << 20;
-
-// Memory mapped for as long as the object lives, at an address that huge pages fit.
-class MappedMemory {
-  public:
-    // fd -1: anonymous memory.
-    MappedMemory(size_t size, int fd, off_t offset) : whole_(size + kHugePage) {
-        start_ = mmap(nullptr, whole_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (start_ == MAP_FAILED) {
-            throw std::system_error(errno, std::generic_category(), "mapping staging");
-        }
-        const auto raw = reinterpret_cast<uintptr_t>(start_);
-        const uintptr_t aligned = (raw + kHugePage - 1) & ~(kHugePage - 1);
-        const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-        void* const got = mmap(reinterpret_cast<void*>(aligned), size, PROT_READ | PROT_WRITE,
-                               kind | MAP_FIXED, fd, offset);
-        if (got == MAP_FAILED) {
-            const int error = errno;
-            munmap(start_, whole_);
-            throw std::system_error(error, std::generic_category(), "mapping staging");
-        }
-        data_ = static_cast<char*>(got);
-        // Children must not inherit it, a dump must not see it. Neither wish is worth failing for.
-        madvise(data_, size, MADV_DONTFORK);
-        if (fd < 0) {
-            madvise(data_, size, MADV_HUGEPAGE);
-        }
-    }
-    ~MappedMemory() { munmap(start_, whole_); }
-    MappedMemory(const MappedMemory&) = delete;
-    MappedMemory& operator=(const MappedMemory&) = delete;
-
-    char* data() const { return data_; }
-
-  private:
-    const size_t whole_;
-    void* start_;
-    char* data_;
-};
 
 class PinnedMemory {
   public:
@@ -244,7 +201,7 @@ void copy_pieces(Direction direction, int device, int staging_fd, const std::vec
     const PrimaryContext context(*cuda, device);
     const CurrentContext current(*cuda, context.get());
     // Mappings of a file begin at a page, of huge pages at one of theirs.
-    const uint64_t first = batches.front().offset & ~(kHugePage - 1);
+    const uint64_t first = batches.front().offset & ~(kHugePageBytes - 1);
     const uint64_t last = batches.back().offset + batches.back().size;
     const MappedMemory staging(last - first, staging_fd, static_cast<off_t>(first));
     const int threads = thread_count(options, batches.size());
@@ -302,6 +259,9 @@ void register_device_copy(py::module_& m) {
         py::arg("out"), py::arg("device"), py::arg("staging_fd"), py::arg("pieces"),
         py::arg("threads") = 0, py::arg("buffer_bytes") = 0,
         "Copy (address, size, staging offset) pieces of one device out of it or into it.");
+    m.def("touch_file", &touch_file, py::arg("fd"), py::arg("offset"), py::arg("size"),
+          py::call_guard<py::gil_scoped_release>(),
+          "Find memory for a stretch of a memfd; return how many bytes are in huge pages.");
 }
 
 }  // namespace torchmig

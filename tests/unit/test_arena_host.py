@@ -4,6 +4,7 @@ import ctypes
 import threading
 
 import pytest
+import torch  # noqa: F401  (the extension's libraries are torch's)
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -14,8 +15,6 @@ from hypothesis.stateful import (
     invariant,
     rule,
 )
-
-import torch  # noqa: F401  (the extension's libraries are torch's)
 
 torchmig_c = pytest.importorskip("torchmig._C", reason="torchmig's C++ extension is not built")
 
@@ -243,8 +242,7 @@ class ArenaMachine(RuleBasedStateMachine):
             return None
         assert BASE + device * RANGE <= address <= BASE + (device + 1) * RANGE - whole
         assert all(
-            address + whole <= at or at + len(data) <= address
-            for at, data in self.contents.items()
+            address + whole <= at or at + len(data) <= address for at, data in self.contents.items()
         )
         self.fill(address, whole)
         return address

@@ -1,0 +1,54 @@
+"""The environment with which a rank must be started, so that its GPUs can be checkpointed later."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torchmig
+
+# Each with the reason, which `torchmig doctor` shows.
+NEEDED = {
+    "NCCL_NVLS_ENABLE": ("0", "multicast memory cannot be checkpointed"),
+    "NCCL_RAS_ENABLE": ("0", "NCCL's monitoring thread keeps sockets open"),
+    "NCCL_CUMEM_HOST_ENABLE": ("0", "host memory made by the driver for sharing cannot be dumped"),
+    "NCCL_GRAPH_REGISTER": ("0", "registrations would outlive the memory that they name"),
+    "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": ("0", "memory made for sharing cannot be given back"),
+    "UV_USE_IO_URING": ("0", "CRIU cannot dump io_uring"),
+}
+_PRELOAD = "LD_PRELOAD"
+
+
+def preload_library() -> Path | None:
+    """Return the library that serves the allocator from the arena; None where it is not built."""
+    found = sorted(Path(torchmig.__file__).parent.glob("_preload*.so"))
+    return found[0] if found else None
+
+
+def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what to add to a rank's environment; a user's own settings stay.
+
+    The library comes first in LD_PRELOAD and the user's own follow. Only ranks get it: it would
+    find nothing to do in other programs, and its way back out of their environment would be long.
+    """
+    added = {name: value for name, (value, _) in NEEDED.items() if name not in environment}
+    library = preload_library()
+    if library is not None and environment.get("TORCHMIG_ARENA") != "0":
+        before = environment.get(_PRELOAD, "")
+        if os.fspath(library) not in before.split(":"):
+            added[_PRELOAD] = f"{library}:{before}" if before else os.fspath(library)
+    return added
+
+
+def unfit(environment: Mapping[str, str]) -> list[str]:
+    """Return the user's settings that a checkpoint does not survive, each with what to do."""
+    found = []
+    for name, (value, reason) in NEEDED.items():
+        own = environment.get(name)
+        if own is not None and own != value:
+            found.append(f"{name}={own}: {reason}; set {name}={value} or leave it unset")
+    if environment.get("NCCL_CUMEM_ENABLE") == "0":
+        found.append(
+            "NCCL_CUMEM_ENABLE=0: without it ranks in namespaces of their own cannot share GPU "
+            "memory; leave it unset"
+        )
+    return found

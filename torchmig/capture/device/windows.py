@@ -1,0 +1,63 @@
+"""How GPU blocks are laid into staging: one window of it after the other.
+
+Pure arithmetic. A block is cut at multiples of the piece size from its own start, so that equal
+blocks give equal pieces wherever they lie.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+PIECE_BYTES = 4 << 20
+ALIGNMENT_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Device memory that has to be kept."""
+
+    device: int  # as the rank numbers them
+    address: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a block and its place in staging."""
+
+    block: int  # index of the block
+    block_offset: int
+    size_bytes: int
+    offset: int  # in the window
+
+
+def windows(blocks: Iterable[Block], window_bytes: int) -> Iterator[list[Piece]]:
+    """Yield what goes into staging together, window by window, blocks in their order.
+
+    A block that fits as a whole is never cut between windows unless it is larger than a window.
+
+    Args:
+        blocks: What to lay out.
+        window_bytes: Size of a window, at least one piece.
+    """
+    if window_bytes < PIECE_BYTES:
+        raise ValueError(f"a window of {window_bytes} bytes cannot hold a piece")
+    window: list[Piece] = []
+    offset = 0
+    for index, block in enumerate(blocks):
+        if window and block.size_bytes <= window_bytes < offset + block.size_bytes:
+            yield window
+            window, offset = [], 0
+        done = 0
+        while done < block.size_bytes:
+            room = window_bytes - offset
+            left = block.size_bytes - done
+            size = left if left <= room else room - room % PIECE_BYTES
+            if size <= 0:
+                yield window
+                window, offset = [], 0
+                continue
+            window.append(Piece(index, done, size, offset))
+            done += size
+            offset += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    if window:
+        yield window
