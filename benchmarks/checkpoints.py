@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 
 from benchmarks.jobs import EXAMPLE, PROGRAMS, STEP, expect, start
 from benchmarks.machine import ROOT, save
+from torchmig.errors import ExitCode
 
 RANKS = 2
 JOB = "benchmark"
@@ -70,29 +72,30 @@ def share(part: float, whole: float) -> str:
 def measure(folder: Path, checkpoints: int, between: int) -> tuple[list[float], list[Any]]:
     """Run one job, ask for the checkpoints, and return when its steps ended and what they brought.
 
-    A checkpoint is asked for at a certain step, but on a thread: the steps that follow are timed.
+    The next checkpoint is asked for some steps after the last one is durable, on a thread of its
+    own, since the steps beside it are timed. A suspend ends the job.
     """
-    steps = between * (checkpoints + 2)
     moments: list[float] = []
     outcomes: list[Any] = []
-    threads: list[threading.Thread] = []
-    arguments = ("--job", JOB, EXAMPLE, "--steps", steps)
+    asking: threading.Thread | None = None
+    due = between
+    arguments = ("--job", JOB, EXAMPLE, "--steps", 10**6)
     with start("torchmig-run", RANKS, *arguments, repository=folder / "repository") as process:
         assert process.stdout is not None
         for line in process.stdout:
             if not STEP.match(line):
                 continue
             moments.append(time.perf_counter())
-            number, is_due = divmod(len(moments), between)
-            if is_due == 0 and 1 <= number <= checkpoints:
-                for thread in threads:
-                    thread.join()
-                threads.append(threading.Thread(target=lambda: outcomes.append(ask(folder))))
-                threads[-1].start()
-        for thread in threads:
-            thread.join()
-    expect(process, 0)
-    if len(outcomes) != checkpoints or None in outcomes:
+            if asking is not None and not asking.is_alive():
+                asking, due = None, len(moments) + between
+            elif asking is None and len(moments) == due:
+                if len(outcomes) < checkpoints:
+                    asking = threading.Thread(target=lambda: outcomes.append(ask(folder)))
+                    asking.start()
+                else:
+                    process.send_signal(signal.SIGUSR2)
+    expect(process, ExitCode.SUSPENDED)
+    if None in outcomes:
         sys.exit("cannot measure: not every checkpoint was made")
     return moments, outcomes
 
