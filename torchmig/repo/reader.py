@@ -25,7 +25,8 @@ DEFAULT_BUDGET_BYTES = 512 << 20
 _MAX_IN_MEMORY_BYTES = 1 << 30
 _WINDOW_BYTES = 32 << 20
 
-Use = Callable[[Wanted, Buffer], None]
+Use = Callable[[Wanted, Buffer, memoryview], None]
+"""What is done with a blob: told its bytes and the form in which they are stored."""
 
 
 class Mapping(NamedTuple):
@@ -128,7 +129,7 @@ class Reader:
                 reads = self._plan(stream, window)
                 for read in reads:
 
-                    def use(wanted: Wanted, data: Buffer) -> None:
+                    def use(wanted: Wanted, data: Buffer, _: memoryview) -> None:
                         # The payload of a plain blob is a view of the whole read.
                         found[wanted.blob_id] = data
 
@@ -160,7 +161,7 @@ class Reader:
     def verify(self, streams: Iterable[Stream]) -> None:
         """Read and check all bytes of the streams without keeping them."""
 
-        def ignore(wanted: Wanted, data: Buffer) -> None:
+        def ignore(wanted: Wanted, data: Buffer, _: memoryview) -> None:
             pass
 
         for stream in streams:
@@ -172,17 +173,10 @@ class Reader:
             return list(stream.extents)
         trees: dict[bytes, list[Extent]] = {}
 
-        def use(wanted: Wanted, data: Buffer) -> None:
+        def use(wanted: Wanted, data: Buffer, _: memoryview) -> None:
             trees[wanted.blob_id] = decode_tree(data)
 
-        self._refresh_once()
-        wanted = []
-        for number, tree in enumerate(stream.trees):
-            location = self._index.find(tree)
-            if location is None:
-                raise self._damaged(stream, f"its tree blob {tree.hex()[:16]!r} is in no index")
-            wanted.append(Extent(number, location.size_bytes, tree))
-        self._for_each(stream, wanted, use)
+        self._for_each(stream, self.tree_extents(stream), use)
         extents = [extent for tree in stream.trees for extent in trees[tree]]
         try:
             check_extents(extents, stream.size_bytes)
@@ -191,6 +185,21 @@ class Reader:
         if len(extents) != stream.extent_count:
             raise self._damaged(stream, f"it has {len(extents)} extents of {stream.extent_count}")
         return extents
+
+    def tree_extents(self, stream: Stream) -> list[Extent]:
+        """Return the tree blobs of a stream as extents, numbered by their order."""
+        self._refresh_once()
+        wanted = []
+        for number, tree in enumerate(stream.trees):
+            location = self._index.find(tree)
+            if location is None:
+                raise self._damaged(stream, f"its tree blob {tree.hex()[:16]!r} is in no index")
+            wanted.append(Extent(number, location.size_bytes, tree))
+        return wanted
+
+    def for_each_stored(self, stream: Stream, extents: list[Extent], use: Use) -> None:
+        """Call `use` with every blob of `extents`, checked, from several threads at once."""
+        self._for_each(stream, extents, use)
 
     def locate(self, stream: Stream, extent: Extent) -> Location:
         """Return where the blob of an extent lies."""
@@ -206,7 +215,7 @@ class Reader:
             os.ftruncate(fd, 0)
             os.ftruncate(fd, stream.size_bytes)
 
-            def write(wanted: Wanted, data: Buffer) -> None:
+            def write(wanted: Wanted, data: Buffer, _: memoryview) -> None:
                 for offset in wanted.offsets:
                     _write_at(fd, data, offset)
 
@@ -214,7 +223,7 @@ class Reader:
             return
         targets = _targets(extents, mapping)
 
-        def write_mapped(wanted: Wanted, data: Buffer) -> None:
+        def write_mapped(wanted: Wanted, data: Buffer, _: memoryview) -> None:
             view = memoryview(data)
             for offset in wanted.offsets:
                 for start, end, target in targets[offset]:
@@ -295,7 +304,7 @@ class Reader:
                         f"blob {wanted.blob_id.hex()[:16]!r} in object {read.name!r} at "
                         f"{location.offset_bytes}: {error}",
                     ) from error
-                use(wanted, blob)
+                use(wanted, blob, payload)
             done.append(None)
 
         return task

@@ -12,13 +12,14 @@ locks/<id>                 who is at work
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchmig.errors import (
     IntegrityError,
     ObjectMissingError,
     RepositoryNotFoundError,
     SnapshotNotFoundError,
+    SnapshotUnfitError,
     TorchmigError,
 )
 from torchmig.repo.blob import CHUNK_BYTES, hash_of
@@ -175,6 +176,36 @@ class Repository:
                 "so; write more of it"
             )
         return matching[0]
+
+    def index(self) -> Index:
+        """Return the index as it is now."""
+        self._session.index.refresh(self.store)
+        return self._session.index
+
+    def summary(self, snapshot_id: str) -> Summary:
+        """Return what a list shows of one snapshot, also of one that cannot be read."""
+        name = snapshot_name(snapshot_id)
+        try:
+            return summarize(load_manifest(name, self.store.get(name)))
+        except (IntegrityError, SnapshotUnfitError):
+            return Summary(snapshot_id, JobName("(unreadable)"), "unknown", "", [], 0, 0)
+
+    def forget(self, snapshot_id: str) -> None:
+        """Delete a manifest; its blobs stay until a prune."""
+        self.store.delete(snapshot_name(snapshot_id))
+
+    def retag(self, manifest: Manifest, tags: list[str]) -> str:
+        """Give a snapshot other tags and return its id, which changes with them.
+
+        The new manifest is there before the old one goes.
+        """
+        changed = replace(
+            manifest, tags=sorted(set(tags)), original=manifest.original or manifest.id, id=""
+        )
+        snapshot_id = self.commit(changed)
+        if snapshot_id != manifest.id:
+            self.forget(manifest.id)
+        return snapshot_id
 
     def snapshot_ids(self) -> list[str]:
         """Return the ids of all snapshots."""

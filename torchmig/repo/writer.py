@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from torchmig.repo.blob import CHUNK_BYTES, Encoder, Kind, hash_of, zero_hash
+from torchmig.repo.blob import CHUNK_BYTES, KIND_CODES, Encoder, Kind, hash_of, zero_hash
 from torchmig.repo.extents import Extent
 from torchmig.repo.index import encode_index
 from torchmig.repo.pack import ENTRY, PACK_BYTES, PackBuilder, SealedPack
@@ -130,6 +130,28 @@ class Writer:
         for pack_to_put in sealed:
             self._submit_pack(pack_to_put)
         return blob_ids
+
+    def has(self, blob_id: bytes) -> bool:
+        """Tell whether a blob is stored, or on its way."""
+        return blob_id in self._claimed or blob_id in self._index
+
+    def add_stored(
+        self, kind: Kind, blob_id: bytes, size_bytes: int, codec: int, payload: memoryview
+    ) -> None:
+        """Take in a blob in the form in which another repository stores it."""
+        sealed: SealedPack | None = None
+        is_tree = kind is Kind.TREE
+        with self._lock:
+            if self.has(blob_id):
+                return
+            self._claimed.add(blob_id)
+            pack = self._open_packs[is_tree]
+            pack.add_stored(KIND_CODES[kind], blob_id, size_bytes, codec, bytes(payload))
+            if pack.size_bytes >= self._pack_bytes:
+                sealed = pack.seal()
+                self._open_packs[is_tree] = PackBuilder()
+        if sealed is not None:
+            self._submit_pack(sealed)
 
     def hash_segments(self, stream: StreamWriter, segments: list[Segment]) -> None:
         """Cut segments at the chunk borders of the stream and take them in; runs in a thread."""
