@@ -307,6 +307,31 @@ def test_stand_is_off_when_a_rank_passed_something_before_the_final_order():
     assert isinstance(job.verdict, Stand)
 
 
+def test_counters_that_changed_equally_are_confirmed_once_more():
+    job = Job(2)
+    job.boundary(0, {WORLD: 4})
+    job.boundary(1, {WORLD: 4})
+    job.say(0, State.PARKED, {WORLD: 5}, Place.BOUNDARY)  # 5 may be counted but not issued
+    assert not job.orders[1].final
+    job.boundary(1, {WORLD: 5})
+    job.boundary(0, {WORLD: 5})
+    assert job.verdict == Pending()
+    assert job.orders[0].final
+    assert job.orders[0].targets == {WORLD: 5}
+    job.boundary(0, {WORLD: 5})
+    job.boundary(1, {WORLD: 5})
+    assert isinstance(job.verdict, Stand)
+
+
+def test_thread_held_beside_a_busy_one_is_let_through():
+    job = Job(steps=0)
+    at_gates(job)
+    job.runs(2, {WORLD: 1, RIGHT: 1})
+    job.say(1, State.BUSY, {WORLD: 1}, waiting=(LEFT,))
+    job.say(1, State.BUSY, {WORLD: 1}, waiting=(LEFT,))
+    assert job.targets(1) == {RIGHT: 1, LEFT: 1}
+
+
 def test_rank_that_runs_again_does_not_confirm_until_it_stands():
     job = Job(1)
     job.say(0, State.PARKED, place=Place.STORE)

@@ -49,12 +49,13 @@ saves most of that.
 Reports. A rank answers every order, also a repeated one, with a report that carries its serial,
 after the rule has been applied to it. It also reports when its state, place or held keys change,
 and, while it runs, a few milliseconds after its counters have changed. `sequence` grows with each.
-A rank is PARKED when a thread of it stands at one of the four places; `waiting` names the key of
-every thread that is held at a gate, not of one only: letting the wrong one through for ever would
-be no progress. A final order holds like any other; a rank that had passed something shows it in its
-counters, and then the stand is off. A rank that answers a final order as PARKED vouches that until
-the next order no other thread of it runs Python either (the interpreter's lock is taken): a thread
-in the background could reach no gate, but print, write a file, or end.
+A rank is PARKED when a thread of it stands at one of the four places; `waiting` names, in every
+state, the key of every thread that is held at a gate, not of one only: letting the wrong one
+through for ever would be no progress. A final order holds like any other; a rank that had passed
+something shows it in its counters, and then the stand is off. A rank that answers a final order as
+PARKED vouches that until the next order no other thread of it runs Python either (the
+interpreter's lock is taken): a thread in the background could reach no gate, but print, write a
+file, or end.
 """
 
 from torchmig.cut.explain import RankView, blame, describe_key, explain

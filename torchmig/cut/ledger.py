@@ -29,6 +29,7 @@ class Ledger:
         self.targets: dict[Key, int] = {}
         self.missing: list[set[Key]] = [set() for _ in range(world_size)]
         self.groups: dict[str, tuple[int, ...]] = {}
+        self._latest_groups: Mapping[str, tuple[int, ...]] = {}
         self.lacking: set[int] = set()  # ranks with something in `missing`
         self.changed: set[int] = set()
         self._raised: dict[Key, int] = {}  # maxima that are still to be made targets
@@ -41,6 +42,9 @@ class Ledger:
         Raises:
             GroupMismatchError: a group is known with other members.
         """
+        if groups is self._latest_groups:
+            return  # reports of one message share the mapping
+        self._latest_groups = groups
         for group, members in groups.items():
             known = self.groups.get(group)
             if known is None:

@@ -238,8 +238,7 @@ class Planner:
             touched |= changed
             for index in changed:
                 if ledger.missing[index]:
-                    for key in self._held.get(index, ()):
-                        ledger.lift(key, ledger.counters[index].get(key, 0) + 1)
+                    self._let_on(index)
         if self._final and (ledger.lacking or self._spoilt):
             # Somebody issued more than the stand allows: the other threads of a rank may do that
             # until its final order arrives. From here on gates hold, so it happens once. Even if
@@ -255,6 +254,11 @@ class Planner:
         self._final = True
         self._spoilt = False
         return self._send(range(self.world_size), now)
+
+    def _let_on(self, index: int) -> None:
+        """Make what the rank is held before a target: it must pass that to reach anything else."""
+        for key in self._held.get(index, ()):
+            self._ledger.lift(key, self._ledger.counters[index].get(key, 0) + 1)
 
     def _order(self, index: int) -> tuple[Level, dict[Key, int], bool]:
         if self._ranks[index].loose_until is not None:
@@ -350,9 +354,8 @@ class Planner:
         self._final = False
         for index in self._standing - self._held.keys():
             self._ranks[index].loose_until = now + self._patience_seconds() / 4
-        for index, keys in self._held.items():
-            for key in keys:
-                self._ledger.lift(key, self._ledger.counters[index].get(key, 0) + 1)
+        for index in self._held:
+            self._let_on(index)
         self._ledger.changed.update(range(self.world_size))
 
     def _tighten(self, now: float) -> None:

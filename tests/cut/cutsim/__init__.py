@@ -1,0 +1,1 @@
+"""Simulated jobs under the planner: programs, ranks that follow the rule, a network that delays."""
