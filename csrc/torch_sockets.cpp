@@ -5,6 +5,8 @@
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -196,15 +198,32 @@ std::vector<int> open_torch_sockets() {
 
 int neutralise_torch_sockets() {
     const std::vector<int> fds = open_torch_sockets();
-    for (const int fd : fds) {
-        const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-        if (null >= 0) {
-            dup3(null, fd, O_CLOEXEC);
-            close(null);
-        }
-    }
     auto& all = remembered();
     const std::lock_guard<std::mutex> lock(all.mutex);
+    for (const int fd : fds) {
+        // An eventfd can be watched and dumped, and never becomes ready.
+        const int silent = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (silent < 0) {
+            continue;
+        }
+        std::vector<int> watchers;
+        for (const int epoll : all.epolls) {
+            const std::vector<int> watched = watched_by(epoll);
+            if (std::find(watched.begin(), watched.end(), fd) != watched.end()) {
+                // Before the connection goes: gloo must not hear of its end.
+                epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr);
+                watchers.push_back(epoll);
+            }
+        }
+        dup3(silent, fd, O_CLOEXEC);
+        close(silent);
+        for (const int epoll : watchers) {
+            // When the Work goes at last, gloo takes the descriptor out of its epoll, and aborts
+            // the process if it is not there.
+            epoll_event nothing{};
+            epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &nothing);
+        }
+    }
     all.sockets.clear();
     all.moved.clear();
     return static_cast<int>(fds.size());

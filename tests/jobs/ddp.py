@@ -1,0 +1,50 @@
+"""DDP with dropout and one DataLoader worker a rank."""
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+STEPS = int(sys.argv[1])
+SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 0.02
+
+
+class Numbers(Dataset):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        return torch.randn(64, generator=torch.Generator().manual_seed(index * 100 + self.rank))
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    everybody = dist.new_group(list(range(dist.get_world_size())))
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Linear(64, 256), nn.Dropout(0.1), nn.Linear(256, 64))
+    model = nn.parallel.DistributedDataParallel(layers)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = iter(DataLoader(Numbers(rank), batch_size=8, num_workers=1))
+    for step in range(STEPS):
+        batch = next(batches)
+        loss = ((model(batch) - batch) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = torch.tensor([float(rank + step)])
+        dist.all_reduce(total, group=everybody)
+        print(f"rank {rank} step {step} {loss.item():.9e} {total.item()}", flush=True)
+        time.sleep(SECONDS)
+    weights = sum(parameter.double().sum() for parameter in model.parameters())
+    print(f"rank {rank} end {weights.item():.15e}", flush=True)
+    dist.destroy_process_group()
+
+
+main()
