@@ -35,11 +35,13 @@ class Run:
     Attributes:
         code: Exit code.
         lines: Standard output.
+        messages: What torchmig-run said on standard error with ``--json``.
         first_step_seconds: From the start of the program to its first line about a step.
     """
 
     code: int = 0
     lines: list[str] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     first_step_seconds: float | None = None
 
 
@@ -47,7 +49,12 @@ def run(command: list[str], environment: dict[str, str], suspend_at: int | None 
     """Run a program and pass its lines on; ask for a suspend once a certain step is done."""
     result = Run()
     begun = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as process,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             print(f"  {line}", end="", flush=True)
@@ -60,15 +67,14 @@ def run(command: list[str], environment: dict[str, str], suspend_at: int | None 
             if int(match[1]) == suspend_at:
                 print("  SIGUSR2 to torchmig-run", flush=True)
                 process.send_signal(signal.SIGUSR2)
-    result.code = process.returncode
+        result.code = process.wait()
+        errors.seek(0)
+        for line in errors:
+            if line.startswith("{"):
+                result.messages.append(json.loads(line))
+            else:
+                sys.stderr.write(line)
     return result
-
-
-def torchmig_json(environment: dict[str, str], *arguments: str) -> Any:
-    """Return what a verb prints with ``--json``."""
-    command = [str(PROGRAMS / "torchmig"), *arguments, "--json"]
-    answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(answer.stdout)
 
 
 def stored_bytes(folder: Path) -> int:
@@ -85,30 +91,30 @@ def expect(code: int, expected: int, what: str) -> None:
 def print_columns(unbroken: list[str], broken: list[str], cuts: list[int]) -> str | None:
     """Print both runs side by side and return the first difference."""
     difference = None
-    print(f"\n{'unbroken':<36}  suspended and restored after steps {cuts}")
+    print(f"\n{'unbroken':<44}  suspended and restored after steps {cuts}")
     for number in range(max(len(unbroken), len(broken))):
         left = unbroken[number] if number < len(unbroken) else "(no line)"
         right = broken[number] if number < len(broken) else "(no line)"
         mark = "" if left == right else "  <- differs"
-        print(f"{left:<36}  {right}{mark}")
+        print(f"{left:<44}  {right}{mark}")
         if left != right and difference is None:
             difference = f"line {number + 1}: '{left}' and '{right}'"
     return difference
 
 
-def print_measures(snapshots: list[dict[str, Any]], sizes: list[int], resumed: list[float]) -> None:
+def print_measures(suspended: list[Run], sizes: list[int], resumed: list[Run]) -> None:
     """Print times and sizes of each suspend and of the restore that followed."""
     columns = ("cycle", "t_cut", "t_release", "t_durable", "t_resume", "held", "newly stored")
     print("\n" + "".join(f"{column:>14}" for column in columns))
-    for number, snapshot in enumerate(snapshots):
-        report = snapshot["report"]
-        times = [f"{report[name]:.2f} s" for name in ("t_cut", "t_release", "t_durable")]
+    for number, (before, after) in enumerate(zip(suspended, resumed, strict=True)):
+        summary = next(found for found in before.messages if found.get("event") == "suspended")
+        times = [f"{summary['times'][name]:.2f} s" for name in columns[1:4]]
         stored = sizes[number] - (sizes[number - 1] if number else 0)
         cells = [
             str(number + 1),
             *times,
-            f"{resumed[number]:.2f} s",
-            f"{report['read_bytes'] / 2**20:.1f} MiB",
+            f"{after.first_step_seconds or 0:.2f} s",
+            f"{summary['sizes']['read_bytes'] / 2**20:.1f} MiB",
             f"{stored / 2**20:.1f} MiB",
         ]
         print("".join(f"{cell:>14}" for cell in cells))
@@ -135,27 +141,19 @@ def main() -> int:
         unbroken = run([str(PROGRAMS / "torchrun"), *job], environment)
         expect(unbroken.code, 0, "torchrun")
 
-        launcher = str(PROGRAMS / "torchmig-run")
-        command = [launcher, "--job", "demo", *job]
-        lines: list[str] = []
+        command = [str(PROGRAMS / "torchmig-run"), "--json", "--job", "demo", *job]
+        parts: list[Run] = []
         sizes: list[int] = []
-        resumed: list[float] = []
         for suspend_at in [*options.suspend_at, None]:
-            print(f"\n{' '.join(['torchmig-run', *command[1:]])}")
-            part = run(command, environment, suspend_at)
-            expect(part.code, 0 if suspend_at is None else SUSPENDED, "torchmig-run")
-            lines += part.lines
-            if len(command) == 3:
-                resumed.append(part.first_step_seconds or 0.0)
-            if suspend_at is not None:
-                sizes.append(stored_bytes(repository))
-            command = [launcher, "--restore", "latest"]
+            print(f"\ntorchmig-run {' '.join(command[1:])}")
+            parts.append(run(command, environment, suspend_at))
+            expect(parts[-1].code, 0 if suspend_at is None else SUSPENDED, "torchmig-run")
+            sizes.append(stored_bytes(repository))
+            command = [command[0], "--json", "--restore", "latest"]
 
-        listed = torchmig_json(environment, "snapshots")
-        listed.sort(key=lambda snapshot: str(snapshot["created"]))
-        snapshots = [torchmig_json(environment, "show", entry["id"]) for entry in listed]
+        lines = [line for part in parts for line in part.lines]
         difference = print_columns(unbroken.lines, lines, options.suspend_at)
-        print_measures(snapshots, sizes, resumed)
+        print_measures(parts[:-1], sizes, parts[1:])
         print(f"\n{'identical' if difference is None else 'first difference: ' + difference}")
         return 0 if difference is None else 1
     finally:
