@@ -10,6 +10,7 @@ from torchmig.errors import (
     IntegrityError,
     RepositoryNotFoundError,
     SnapshotNotFoundError,
+    TorchmigError,
     UsageError,
 )
 from torchmig.repo import JobName, Manifest, Mapping, RankSection, Repository
@@ -235,3 +236,71 @@ def test_a_damaged_manifest_is_refused_and_left_out_of_the_list(repo, tmp_path):
     with pytest.raises(IntegrityError, match=bad[:8]):
         repo.load(bad)
     assert [s.id for s in repo.snapshots()] == [good]
+
+
+@pytest.mark.parametrize("kind", ["host-pages", "file", "gpu-block"])
+def test_parts_of_files_at_addresses(repo, tmp_path, kind):
+    """As CRIU's pages file: runs of it belong at addresses; some are next to one another."""
+    rng = random.Random(7)
+    runs = [
+        (0x1000, 4096),
+        (0x2000, 300 * KIB),
+        (0x2000 + 300 * KIB, 9 * MIB + 4096),
+        (0x7F0000001000, MIB),
+        (0x7F0010000000, 20 * MIB),
+        (0x7F0020000000, 5),
+    ]
+    content = rng.randbytes(sum(size for _, size in runs))
+    (tmp_path / "pages").write_bytes(content)
+    with repo.writer() as writer, (tmp_path / "pages").open("rb") as file:
+        stream = writer.stream("pages", kind)
+        start = 0
+        for address, size in runs:
+            stream.write_file(address, file.fileno(), start, size)
+            start += size
+        done = stream.close()
+        plain = writer.stream("plain", kind)
+        start = 0
+        for address, size in runs:
+            plain.write(address, content[start : start + size])
+            start += size
+        same = plain.close()
+    assert (same.extents, same.trees) == (done.extents, done.trees)
+    assert writer.stats.new_bytes == len(content)
+    mapping, start = [], 0
+    for address, size in runs:
+        mapping.append(Mapping(address, size, start))
+        start += size
+    with repo.reader() as reader, (tmp_path / "out").open("w+b") as file:
+        reader.restore(done, file.fileno(), mapping)
+        assert file.read() == content
+
+
+def test_a_sparse_file(repo, tmp_path):
+    with (tmp_path / "sparse").open("w+b") as file:
+        file.truncate(1 << 34)
+        file.seek(1 << 33)
+        file.write(b"middle")
+        file.flush()
+        with repo.writer() as writer:
+            stream = writer.stream("sparse", "file")
+            stream.write_file(0, file.fileno(), 0, 1 << 34)
+            done = stream.close()
+    assert done.size_bytes == 1 << 34
+    assert writer.stats.read_bytes < MIB
+    with repo.reader() as reader:
+        assert reader.read_range(done, (1 << 33) - 2, 10) == b"\0\0middle\0\0"
+
+
+def test_a_file_that_is_too_short(repo, tmp_path):
+    (tmp_path / "short").write_bytes(b"x" * 5 * MIB)
+
+    def store(size):
+        with repo.writer() as writer, (tmp_path / "short").open("rb") as file:
+            stream = writer.stream("short", "file")
+            stream.write_file(0, file.fileno(), 0, size)
+            stream.close()
+
+    for size in (5 * MIB + 1, 6 * MIB, 50 * MIB):
+        with pytest.raises(TorchmigError, match=r"ends before|shorter"):
+            store(size)

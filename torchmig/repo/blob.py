@@ -19,6 +19,7 @@ MAX_BLOB_BYTES = 16 << 20  # what a reader is ready to hold for one blob; a larg
 _FRAME_HASH_BYTES = 16
 _PROBE_BYTES = 4096
 _PROBE_PARTS = 4
+_SURE = 8
 _WORTH = 0.95  # a blob that compresses to more than this is stored as it is
 
 
@@ -58,7 +59,7 @@ class Encoded:
     """A blob as it will be stored."""
 
     codec: Codec
-    payload: bytes
+    payload: Buffer  # a view of the caller's bytes where they are stored as they are
 
 
 class Encoder:
@@ -66,6 +67,7 @@ class Encoder:
 
     def __init__(self, level: int = 1) -> None:
         self._zstd = zstandard.ZstdCompressor(level=level, write_content_size=True)
+        self._refused = 0  # blobs in a row that were not worth compressing
 
     def encode(self, data: memoryview) -> Encoded:
         """Return the stored form of a blob, compressed if a probe says that it pays."""
@@ -73,15 +75,21 @@ class Encoder:
             frame = self._zstd.compress(data)
             if len(frame) + _FRAME_HASH_BYTES <= len(data) * _WORTH:
                 return Encoded(Codec.ZSTD, blake3(frame).digest(length=_FRAME_HASH_BYTES) + frame)
-        return Encoded(Codec.PLAIN, bytes(data))
+        return Encoded(Codec.PLAIN, data)
 
     def _is_promising(self, data: memoryview) -> bool:
         if len(data) <= 4 * _PROBE_BYTES:
             return True
+        # Bytes that do not compress come in long stretches: there only some blobs are probed.
+        if self._refused >= _SURE and self._refused % _SURE:
+            self._refused += 1
+            return False
         step = len(data) // _PROBE_PARTS
         part = _PROBE_BYTES // _PROBE_PARTS
         probe = b"".join([data[at : at + part] for at in range(step // 2, len(data), step)])
-        return len(self._zstd.compress(probe)) <= len(probe) * _WORTH
+        is_promising = len(self._zstd.compress(probe)) <= len(probe) * _WORTH
+        self._refused = 0 if is_promising else self._refused + 1
+        return is_promising
 
 
 class Decoder:

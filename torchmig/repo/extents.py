@@ -28,7 +28,7 @@ class Extent(NamedTuple):
     blob_id: bytes
 
 
-def encode_trees(extents: Sequence[Extent]) -> Iterator[bytes]:
+def encode_trees(extents: Sequence[tuple[int, int, bytes]]) -> Iterator[bytes]:
     """Yield the tree blobs of extents that are sorted by offset."""
     for start in range(0, len(extents), TREE_EXTENTS):
         part = extents[start : start + TREE_EXTENTS]
@@ -57,7 +57,7 @@ def decode_tree(data: bytes | bytearray | memoryview) -> list[Extent]:
     return list(map(Extent, offsets, sizes, blob_ids))
 
 
-def check_extents(extents: Iterable[Extent], size_bytes: int) -> None:
+def check_extents(extents: Iterable[tuple[int, int, bytes]], size_bytes: int) -> None:
     """Raise `IntegrityError` unless extents are in order, apart and inside the stream."""
     end = 0
     for offset_bytes, length, blob_id in extents:

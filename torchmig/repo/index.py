@@ -6,7 +6,7 @@ where a small object for each blob would take three times that.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 import msgpack
@@ -53,6 +53,10 @@ class Index:
 
     def __contains__(self, blob_id: bytes) -> bool:
         return blob_id in self._locations
+
+    def known(self) -> Container[bytes]:
+        """Return the ids of all blobs, for many questions at once; valid until a refresh."""
+        return self._locations
 
     def find(self, blob_id: bytes) -> Location | None:
         """Return where a blob lies, or None if no index names it."""

@@ -9,10 +9,10 @@ A pack is named by the hash of its header. The blobs lie in the header's order w
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torchmig.errors import IntegrityError
-from torchmig.repo.blob import KIND_CODES, MAX_BLOB_BYTES, Encoded, Kind, hash_of
+from torchmig.repo.blob import MAX_BLOB_BYTES, hash_of
 from torchmig.store import Buffer
 
 PACK_BYTES = 32 << 20
@@ -42,6 +42,7 @@ class SealedPack:
     header: bytes
     parts: list[Buffer]
     size_bytes: int
+    buffer: bytearray  # what the parts are views of; may be used again once the pack is stored
 
     @property
     def name(self) -> str:
@@ -49,32 +50,38 @@ class SealedPack:
         return pack_name(self.pack_id)
 
 
-@dataclass(slots=True)
 class PackBuilder:
-    """Collects blobs until there is enough for a pack; not thread-safe."""
+    """Collects blobs in a buffer until there is enough for a pack; not thread-safe."""
 
-    payloads: list[Buffer] = field(default_factory=list)
-    entries: list[bytes] = field(default_factory=list)
-    size_bytes: int = 0
+    def __init__(self, buffer: bytearray) -> None:
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+        self._entries: list[bytes] = []
+        self.size_bytes = 0
 
-    def add(self, kind: Kind, blob_id: bytes, size_bytes: int, encoded: Encoded) -> None:
-        """Append one blob."""
-        self.add_stored(KIND_CODES[kind], blob_id, size_bytes, encoded.codec, encoded.payload)
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing to store."""
+        return not self._entries
 
-    def add_stored(
-        self, kind: int, blob_id: bytes, size_bytes: int, codec: int, payload: Buffer
-    ) -> None:
-        """Append one blob in its stored form, as it comes out of another pack."""
-        self.entries.append(ENTRY.pack(blob_id, kind, codec, size_bytes, len(payload)))
-        self.payloads.append(payload)
-        self.size_bytes += len(payload)
+    def has_room(self, stored_bytes: int) -> bool:
+        """Tell whether a blob of that stored size can be added."""
+        return self.size_bytes + stored_bytes <= len(self._buffer)
+
+    def add(self, kind: int, blob_id: bytes, size_bytes: int, codec: int, payload: Buffer) -> None:
+        """Append one blob in its stored form; the payload is copied."""
+        end = self.size_bytes + len(payload)
+        self._view[self.size_bytes : end] = payload
+        self._entries.append(ENTRY.pack(blob_id, kind, codec, size_bytes, len(payload)))
+        self.size_bytes = end
 
     def seal(self) -> SealedPack:
         """Return the finished pack."""
-        header = b"".join(self.entries)
-        parts = [*self.payloads, header, _TRAILER.pack(len(header), _MAGIC)]
+        header = b"".join(self._entries)
+        trailer = _TRAILER.pack(len(header), _MAGIC)
         size_bytes = self.size_bytes + len(header) + TRAILER_BYTES
-        return SealedPack(hash_of(header), header, parts, size_bytes)
+        parts: list[Buffer] = [self._view[: self.size_bytes], header, trailer]
+        return SealedPack(hash_of(header), header, parts, size_bytes, self._buffer)
 
 
 def pack_name(pack_id: bytes) -> str:

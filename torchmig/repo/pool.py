@@ -26,7 +26,10 @@ class Pool:
 
     def __init__(self, name: str, threads: int, max_weight: int) -> None:
         self._max_weight = max_weight
-        self._condition = threading.Condition()
+        lock = threading.Lock()
+        self._ready = threading.Condition(lock)  # for the threads: there is a task
+        self._progress = threading.Condition(lock)  # for the callers: a task is done
+        self._waiting = 0  # callers that wait for progress
         self._tasks: deque[tuple[Task, int]] = deque()
         self._weight = 0
         self._unfinished = 0
@@ -48,55 +51,53 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._condition:
+        with self._ready:
             self._closed = True
             if error is not None:
                 self._tasks.clear()
-            self._condition.notify_all()
+            self._ready.notify_all()
         for thread in self._threads:
             thread.join()
 
     def submit(self, task: Task, weight: int = 0) -> None:
         """Hand over a task; waits while too much is in hand, but always lets one through."""
-        with self._condition:
-            while self._weight and self._weight + weight > self._max_weight and not self._failure:
-                self._condition.wait()
-            self._raise_failure()
+        with self._ready:
+            self._wait(lambda: not self._weight or self._weight + weight <= self._max_weight)
             self._weight += weight
             self._unfinished += 1
             self._tasks.append((task, weight))
-            self._condition.notify_all()
+            self._ready.notify()
 
     def wait_idle(self) -> None:
         """Wait until every task so far is done."""
-        with self._condition:
-            while self._unfinished and not self._failure:
-                self._condition.wait()
-            self._raise_failure()
+        with self._ready:
+            self._wait(lambda: not self._unfinished)
 
     def wait_for(self, done: Callable[[], bool]) -> None:
         """Wait until `done()`, which is asked again after each task."""
-        with self._condition:
-            while not done() and not self._failure:
-                self._condition.wait()
-            self._raise_failure()
+        with self._ready:
+            self._wait(done)
 
     def fail(self, error: BaseException) -> None:
         """Make every later call raise `error`, as if a task had failed."""
-        with self._condition:
+        with self._ready:
             self._failure = self._failure or error
             self._tasks.clear()
-            self._condition.notify_all()
+            self._progress.notify_all()
 
-    def _raise_failure(self) -> None:
+    def _wait(self, done: Callable[[], bool]) -> None:
+        while self._failure is None and not done():
+            self._waiting += 1
+            self._progress.wait()
+            self._waiting -= 1
         if self._failure is not None:
             raise self._failure
 
     def _work(self) -> None:
         while True:
-            with self._condition:
+            with self._ready:
                 while not self._tasks and not self._closed:
-                    self._condition.wait()
+                    self._ready.wait()
                 if not self._tasks:
                     return
                 task, weight = self._tasks.popleft()
@@ -107,10 +108,11 @@ class Pool:
             except BaseException as error:  # noqa: BLE001  (raised again in the producer)
                 failure = error
             del task  # its buffers must not live until the next one comes
-            with self._condition:
+            with self._ready:
                 self._weight -= weight
                 self._unfinished -= 1
                 if failure is not None and self._failure is None:
                     self._failure = failure
                     self._tasks.clear()
-                self._condition.notify_all()
+                if self._waiting:
+                    self._progress.notify_all()

@@ -9,12 +9,12 @@ Before 3 the old index is true, after 3 the new one is. All under a lock that ex
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmig.errors import IntegrityError, StoreError
-from torchmig.repo.blob import KIND_CODES, Decoder, Kind
+from torchmig.repo.blob import KIND_CODES, MAX_BLOB_BYTES, Decoder, Kind
+from torchmig.repo.buffers import BufferPool
 from torchmig.repo.index import INDEX_PREFIX, decode_index, encode_index
 from torchmig.repo.locks import LOCK_PREFIX, STALE_SECONDS, Lock, LockKind
 from torchmig.repo.pack import (
@@ -165,12 +165,14 @@ class _Prune:
 
     def _repack(self, packs: list[_Pack]) -> list[tuple[bytes, bytes]]:
         """Copy what is used of packs into new ones and return their ids and headers."""
-        builders: dict[bool, PackBuilder] = defaultdict(PackBuilder)
+        buffers = BufferPool(PACK_BYTES + MAX_BLOB_BYTES)
+        builders: dict[bool, PackBuilder] = {}
         new: list[tuple[bytes, bytes]] = []
 
         def put(sealed: SealedPack) -> None:
             self._store.put(sealed.name, sealed.parts)
             new.append((sealed.pack_id, sealed.header))
+            buffers.give(sealed.buffer)
 
         for pack in packs:
             name = pack_name(pack.pack_id)
@@ -184,13 +186,14 @@ class _Prune:
                         f"cannot prune: blob {entry.blob_id.hex()[:16]!r} in {name!r} is damaged: "
                         f"{error}; run 'torchmig check --read-data'"
                     ) from error
-                builder = builders[entry.kind == _TREE]
-                builder.add_stored(
-                    entry.kind, entry.blob_id, entry.size_bytes, entry.codec, bytes(payload)
-                )
+                is_tree = entry.kind == _TREE
+                if is_tree not in builders:
+                    builders[is_tree] = PackBuilder(buffers.take())
+                builder = builders[is_tree]
+                builder.add(entry.kind, entry.blob_id, entry.size_bytes, entry.codec, payload)
                 if builder.size_bytes >= PACK_BYTES:
                     put(builder.seal())
-                    del builders[entry.kind == _TREE]
+                    del builders[is_tree]
             self._advance(pack.used_bytes)
         for builder in builders.values():
             put(builder.seal())

@@ -133,7 +133,7 @@ class Reader:
                         # The payload of a plain blob is a view of the whole read.
                         found[wanted.blob_id] = data
 
-                    pool.submit(self._task(stream, read, use, done))
+                    pool.submit(self._task(stream, read, use, done, keeps=True))
                 running.append((window, found, done, len(reads)))
 
             for _ in range(min(2, len(windows))):
@@ -278,16 +278,23 @@ class Reader:
                 self._index.refresh(self._store)
                 self._is_refreshed = True
 
-    def _task(self, stream: Stream, read: Read, use: Use, done: list[None]) -> Callable[[], None]:
+    def _task(
+        self, stream: Stream, read: Read, use: Use, done: list[None], *, keeps: bool = False
+    ) -> Callable[[], None]:
+        """Return the task that does one read; with `keeps`, what `use` gets lasts beyond it."""
+
         def task() -> None:
-            decoder: Decoder | None = getattr(self._local, "decoder", None)
-            if decoder is None:
-                decoder = self._local.decoder = Decoder()
+            decoder, buffer = self._tools(0 if keeps else read.size_bytes)
             try:
-                data = memoryview(self._store.get(read.name, read.offset_bytes, read.size_bytes))
+                if keeps:
+                    data = memoryview(
+                        self._store.get(read.name, read.offset_bytes, read.size_bytes)
+                    )
+                else:
+                    data = self._store.get_into(read.name, read.offset_bytes, buffer)
             except ObjectMissingError as error:
                 for moved in self._plan_again(stream, read, error):
-                    self._task(stream, moved, use, [])()
+                    self._task(stream, moved, use, [], keeps=keeps)()
                 done.append(None)
                 return
             for wanted in read.blobs:
@@ -308,6 +315,13 @@ class Reader:
             done.append(None)
 
         return task
+
+    def _tools(self, size_bytes: int) -> tuple[Decoder, memoryview]:
+        """Return this thread's decoder and its buffer, which the next task uses again."""
+        tools: tuple[Decoder, bytearray] | None = getattr(self._local, "tools", None)
+        if tools is None or len(tools[1]) < size_bytes:
+            tools = self._local.tools = (Decoder(), bytearray(max(size_bytes, self._read_bytes)))
+        return tools[0], memoryview(tools[1])[:size_bytes]
 
     def _damaged(self, stream: Stream, reason: str) -> IntegrityError:
         of = f" of snapshot {self._snapshot_id[:8]!r}" if self._snapshot_id else ""

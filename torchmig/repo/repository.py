@@ -12,6 +12,7 @@ locks/<id>                 who is at work
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from torchmig.errors import (
@@ -105,6 +106,21 @@ class Repository:
         half an hour.
         """
         self._session.release()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep prunes away for the time of the `with` block.
+
+        For the coordinator of several writing processes: around their writers and the commit, so
+        that it does not matter when each of them gives up its own lock.
+        """
+        self._session.begin()
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self._session.end(failed=failed)
 
     def writer(self, *, budget_bytes: int | None = None, threads: int | None = None) -> Writer:
         """Return a `Writer`, to be used in a `with` block."""

@@ -5,19 +5,23 @@ hand is bounded, so that a slow store slows the producer down and does not fill 
 """
 
 import logging
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
+from blake3 import blake3
+
+from torchmig.errors import TorchmigError
 from torchmig.repo.blob import CHUNK_BYTES, KIND_CODES, Encoder, Kind, hash_of, zero_hash
-from torchmig.repo.extents import Extent
+from torchmig.repo.buffers import BufferPool
 from torchmig.repo.index import encode_index
 from torchmig.repo.pack import ENTRY, PACK_BYTES, PackBuilder, SealedPack
 from torchmig.repo.pool import Pool, default_threads
 from torchmig.repo.session import WriteSession
-from torchmig.repo.stream import Segment, StreamWriter
-from torchmig.store import Store
+from torchmig.repo.stream import TASK_BYTES, Segment, StreamWriter
+from torchmig.store import Buffer, Store
 
 _log = logging.getLogger(__name__)
 
@@ -57,10 +61,12 @@ class Writer:
         # to be hashed; the rest is what the threads themselves hold.
         self._hashers = Pool("hash", threads or default_threads(), budget_bytes // 4)
         self._putters = Pool("put", put_threads, max(PACK_BYTES, budget_bytes // 2))
-        self._pack_bytes = min(PACK_BYTES, max(1 << 20, budget_bytes // 8))
+        self._pack_bytes = min(PACK_BYTES, max(TASK_BYTES, budget_bytes // 8))
         self._lock = threading.Lock()
         self._claimed: set[bytes] = set()
-        self._open_packs = {False: PackBuilder(), True: PackBuilder()}  # keyed by "holds trees"
+        self._open_packs: dict[bool, PackBuilder] = {}  # keyed by "holds trees"
+        self._task_buffers = BufferPool(TASK_BYTES)
+        self._pack_buffers = BufferPool(self._pack_bytes)
         self._unindexed: list[tuple[bytes, bytes]] = []
         self._local = threading.local()
 
@@ -94,42 +100,35 @@ class Writer:
         """Start a stream; see `StreamWriter`."""
         return StreamWriter(self, name, Kind(kind), mode)
 
-    def add_blobs(self, kind: Kind, pieces: Sequence[memoryview]) -> list[bytes]:
-        """Store what is not there yet of `pieces` and return their ids; runs in any thread."""
-        encoder = self._encoder()
-        index, claimed = self._index, self._claimed
-        blob_ids, new = [], []
-        new_bytes = duplicate_bytes = 0
-        for piece in pieces:
-            blob_id = hash_of(piece)
-            blob_ids.append(blob_id)
-            if blob_id not in claimed and blob_id not in index:
-                with self._lock:
-                    is_new = blob_id not in claimed and blob_id not in index
-                    if is_new:
-                        claimed.add(blob_id)
-                if is_new:
-                    new.append((blob_id, len(piece), encoder.encode(piece)))
-                    new_bytes += len(piece)
-                    continue
-            duplicate_bytes += len(piece)
-        sealed: list[SealedPack] = []
-        is_tree = kind is Kind.TREE
+    def add_trees(self, trees: Iterable[bytes]) -> list[bytes]:
+        """Store tree blobs and return their ids."""
+        ids = []
+        for tree in trees:
+            blob_id = hash_of(tree)
+            ids.append(blob_id)
+            if self._claim(blob_id):
+                self._add_new(Kind.TREE, [(blob_id, memoryview(tree))])
+        return ids
+
+    def _claim(self, blob_id: bytes) -> bool:
+        """Tell whether a blob is new; only the first who asks is told so and has to store it."""
         with self._lock:
-            if not is_tree:
-                self.stats.new_bytes += new_bytes
-                self.stats.duplicate_bytes += duplicate_bytes
-                self.stats.new_blobs += len(new)
-                self.stats.duplicate_blobs += len(pieces) - len(new)
-            for blob_id, size_bytes, encoded in new:
-                pack = self._open_packs[is_tree]
-                pack.add(kind, blob_id, size_bytes, encoded)
-                if pack.size_bytes >= self._pack_bytes:
-                    sealed.append(pack.seal())
-                    self._open_packs[is_tree] = PackBuilder()
-        for pack_to_put in sealed:
-            self._submit_pack(pack_to_put)
-        return blob_ids
+            # A blob leaves the claimed ones only once it is known, so this order misses none.
+            if blob_id in self._claimed or blob_id in self._index:
+                return False
+            self._claimed.add(blob_id)
+            return True
+
+    def _add_new(self, kind: Kind, blobs: list[tuple[bytes, memoryview]]) -> None:
+        """Compress and pack blobs that this thread has claimed."""
+        encoder = self._encoder()
+        encoded = [(blob_id, len(data), encoder.encode(data)) for blob_id, data in blobs]
+        sealed: list[SealedPack] = []
+        with self._lock:
+            for blob_id, size_bytes, blob in encoded:
+                sealed += self._pack(kind, blob_id, size_bytes, blob.codec, blob.payload)
+        for pack in sealed:
+            self._submit_pack(pack)
 
     def has(self, blob_id: bytes) -> bool:
         """Tell whether a blob is stored, or on its way."""
@@ -139,53 +138,113 @@ class Writer:
         self, kind: Kind, blob_id: bytes, size_bytes: int, codec: int, payload: memoryview
     ) -> None:
         """Take in a blob in the form in which another repository stores it."""
-        sealed: SealedPack | None = None
-        is_tree = kind is Kind.TREE
         with self._lock:
             if self.has(blob_id):
                 return
             self._claimed.add(blob_id)
-            pack = self._open_packs[is_tree]
-            pack.add_stored(KIND_CODES[kind], blob_id, size_bytes, codec, bytes(payload))
-            if pack.size_bytes >= self._pack_bytes:
-                sealed = pack.seal()
-                self._open_packs[is_tree] = PackBuilder()
-        if sealed is not None:
-            self._submit_pack(sealed)
+            sealed = self._pack(kind, blob_id, size_bytes, codec, payload)
+        for pack in sealed:
+            self._submit_pack(pack)
+
+    def _pack(
+        self, kind: Kind, blob_id: bytes, size_bytes: int, codec: int, payload: Buffer
+    ) -> list[SealedPack]:
+        """Add a blob to the open pack of its sort; return that pack if it had to make room."""
+        is_tree = kind is Kind.TREE
+        pack = self._open_packs.get(is_tree)
+        sealed = []
+        if pack is not None and not pack.has_room(len(payload)):
+            sealed.append(pack.seal())
+            pack = None
+        if pack is None:
+            fits = len(payload) <= self._pack_bytes  # another repository's blobs may not
+            buffer = self._pack_buffers.take() if fits else bytearray(len(payload))
+            pack = self._open_packs[is_tree] = PackBuilder(buffer)
+        pack.add(KIND_CODES[kind], blob_id, size_bytes, codec, payload)
+        return sealed
 
     def hash_segments(self, stream: StreamWriter, segments: list[Segment]) -> None:
-        """Cut segments at the chunk borders of the stream and take them in; runs in a thread."""
-        chunk = CHUNK_BYTES[stream.kind]
-        offsets: list[int] = []
-        pieces: list[memoryview] = []
-        read_bytes = zero_bytes = 0
-        for offset, view in segments:
-            start = 0
-            while start < len(view):
-                end = min(len(view), start + chunk - (offset + start) % chunk)
-                piece = view[start:end]
-                read_bytes += end - start
-                if _is_zero(piece):
-                    zero_bytes += end - start
-                else:
-                    offsets.append(offset + start)
-                    pieces.append(piece)
-                start = end
-        blob_ids = self.add_blobs(stream.kind, pieces)
-        stream.extents.extend(map(Extent, offsets, map(len, pieces), blob_ids))
-        with self._lock:
-            self.stats.read_bytes += read_bytes
-            self.stats.zero_bytes += zero_bytes
+        """Cut segments at the chunk borders of the stream and take them in; runs in a thread.
 
-    def submit(self, stream: StreamWriter, segments: list[Segment], owned_bytes: int) -> None:
-        """Have segments hashed by a thread; `owned_bytes` is the memory that they keep alive."""
+        This is the inner loop of everything that is written: what it does for one chunk of 64 KiB
+        must stay small against the hash.
+        """
+        chunk = CHUNK_BYTES[stream.kind]
+        zero_id = zero_hash(chunk)
+        known, claimed = self._index.known(), self._claimed
+        extents: list[tuple[int, int, bytes]] = []
+        new: list[tuple[bytes, memoryview]] = []
+        read_bytes = zero_bytes = data_bytes = new_bytes = 0
+        for offset, view in segments:
+            size = len(view)
+            head = min(size, -offset % chunk)
+            pieces = [view[:head]] if head else []
+            pieces += [view[start : start + chunk] for start in range(head, size, chunk)]
+            starts = [offset] if head else []
+            starts += range(offset + head, offset + size, chunk)
+            blob_ids = [blake3(piece).digest() for piece in pieces]
+            for start, piece, blob_id in zip(starts, pieces, blob_ids, strict=True):
+                length = len(piece)
+                if blob_id not in known and blob_id not in claimed:
+                    if blob_id == zero_id or (length != chunk and blob_id == zero_hash(length)):
+                        zero_bytes += length
+                        continue
+                    if self._claim(blob_id):
+                        new.append((blob_id, piece))
+                        new_bytes += length
+                extents.append((start, length, blob_id))
+                data_bytes += length
+            read_bytes += size
+        if new:
+            self._add_new(stream.kind, new)
+        stream.extents += extents
+        with self._lock:
+            stats = self.stats
+            stats.read_bytes += read_bytes
+            stats.zero_bytes += zero_bytes
+            stats.new_bytes += new_bytes
+            stats.duplicate_bytes += data_bytes - new_bytes
+            stats.new_blobs += len(new)
+            stats.duplicate_blobs += len(extents) - len(new)
+
+    def take_buffer(self) -> bytearray:
+        """Return a buffer for a task; it comes back with `submit`."""
+        return self._task_buffers.take()
+
+    def submit(
+        self, stream: StreamWriter, segments: list[Segment], buffer: bytearray | None
+    ) -> None:
+        """Have segments hashed by a thread; `buffer` is the one that they lie in."""
         stream.submitted += 1
 
         def task() -> None:
             self.hash_segments(stream, segments)
+            if buffer is not None:
+                self._task_buffers.give(buffer)
             stream.finished.append(None)
 
-        self._hashers.submit(task, owned_bytes)
+        self._hashers.submit(task, 0 if buffer is None else len(buffer))
+
+    def submit_file(
+        self, stream: StreamWriter, offset_bytes: int, fd: int, start_bytes: int, size_bytes: int
+    ) -> None:
+        """Have a part of a file read and hashed by a thread."""
+        stream.submitted += 1
+
+        def task() -> None:
+            buffer = self._task_buffers.take()
+            view = memoryview(buffer)[:size_bytes]
+            got = 0
+            while got < size_bytes:
+                count = os.preadv(fd, [view[got:]], start_bytes + got)
+                if not count:
+                    raise TorchmigError("cannot store a file: it has become shorter")
+                got += count
+            self.hash_segments(stream, [Segment(offset_bytes, view)])
+            self._task_buffers.give(buffer)
+            stream.finished.append(None)
+
+        self._hashers.submit(task)
 
     def wait_for(self, stream: StreamWriter) -> None:
         """Wait until all that was submitted for `stream` is hashed."""
@@ -194,6 +253,7 @@ class Writer:
     def _submit_pack(self, pack: SealedPack) -> None:
         def task() -> None:
             self._store.put(pack.name, pack.parts)
+            self._pack_buffers.give(pack.buffer)
             self._pack_is_stored(pack)
 
         self._putters.submit(task, pack.size_bytes)
@@ -222,7 +282,7 @@ class Writer:
     def _finish(self) -> None:
         self._hashers.wait_idle()
         for pack in self._open_packs.values():
-            if pack.entries:
+            if not pack.is_empty:
                 self._submit_pack(pack.seal())
         self._putters.wait_idle()
         if self._unindexed:  # only now: an index never names a pack that is not stored yet
@@ -235,11 +295,3 @@ class Writer:
         if encoder is None:
             encoder = self._local.encoder = Encoder()
         return encoder
-
-
-def _is_zero(piece: memoryview) -> bool:
-    # Nearly every chunk that is not zero shows it at one of these places, for the price of three
-    # lookups; only the others are hashed once more.
-    if piece[0] or piece[-1] or piece[len(piece) // 2]:
-        return False
-    return hash_of(piece) == zero_hash(len(piece))

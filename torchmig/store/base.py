@@ -59,6 +59,13 @@ class Store(ABC):
     def get(self, name: str, offset_bytes: int = 0, size_bytes: int | None = None) -> bytes:
         """Read a range, by default all; shorter than asked for if the object ends before."""
 
+    def get_into(self, name: str, offset_bytes: int, buffer: memoryview) -> memoryview:
+        """Read as many bytes as the buffer has, into it if that is faster than into new memory.
+
+        Returns the bytes, wherever they are; fewer if the object ends before.
+        """
+        return memoryview(self.get(name, offset_bytes, len(buffer)))
+
     @abstractmethod
     def list(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects under `prefix` (a folder name, or "" for all) in any order."""

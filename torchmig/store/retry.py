@@ -59,6 +59,9 @@ class RetryingStore(Store):
     def get(self, name: str, offset_bytes: int = 0, size_bytes: int | None = None) -> bytes:
         return self._try(lambda: self.inner.get(name, offset_bytes, size_bytes))
 
+    def get_into(self, name: str, offset_bytes: int, buffer: memoryview) -> memoryview:
+        return self._try(lambda: self.inner.get_into(name, offset_bytes, buffer))
+
     def list(self, prefix: str) -> Iterator[Entry]:
         # Taken as a whole: a listing that broke in the middle begins anew.
         return iter(self._try(lambda: list(self.inner.list(prefix))))
