@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 30
+STEPS = 16
 STEP = re.compile(r"step (\d+) loss (\S+)")
 
 
@@ -91,7 +91,7 @@ def test_quick_start_of_the_readme(environment, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_demonstration_is_identical(environment):
-    command = [sys.executable, "examples/demo.py", "--steps", "24", "--suspend-at", "6", "15"]
+    command = [sys.executable, "examples/demo.py", "--steps", "16", "--suspend-at", "5", "10"]
     answer = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
