@@ -7,7 +7,7 @@ where a small object for each blob would take three times that.
 
 import threading
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgpack
 
@@ -26,8 +26,7 @@ _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
 _CODEC_MASK = (1 << _CODEC_BITS) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(NamedTuple):
     """Where a blob lies and how it is stored."""
 
     pack_id: bytes

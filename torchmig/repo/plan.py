@@ -5,7 +5,7 @@ places is read and checked once.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,34 +58,37 @@ def locate(index: Index, extent: Extent) -> Location:
 
 def plan_reads(index: Index, extents: Iterable[Extent], max_read_bytes: int) -> list[Read]:
     """Return the reads for `extents`, ordered by the first stream offset that each one serves."""
-    blobs: dict[bytes, Wanted] = {}
-    by_pack: dict[bytes, list[Wanted]] = defaultdict(list)
+    by_pack: dict[bytes, list[tuple[int, int, bytes, Location]]] = defaultdict(list)
     for extent in extents:
-        wanted = blobs.get(extent.blob_id)
-        if wanted is None:
-            location = locate(index, extent)
-            wanted = blobs[extent.blob_id] = Wanted(extent.blob_id, location, [])
-            by_pack[location.pack_id].append(wanted)
-        wanted.offsets.append(extent.offset_bytes)
+        location = locate(index, extent)
+        row = (location.offset_bytes, extent.offset_bytes, extent.blob_id, location)
+        by_pack[location.pack_id].append(row)
     reads: list[Read] = []
-    for pack_id, members in by_pack.items():
-        members.sort(key=lambda wanted: wanted.location.offset_bytes)
+    for pack_id, rows in by_pack.items():
+        rows.sort()
+        members: list[Wanted] = []
+        last = -1
+        for pack_offset, stream_offset, blob_id, location in rows:
+            if pack_offset == last:  # the same blob once more
+                members[-1].offsets.append(stream_offset)
+            else:
+                members.append(Wanted(blob_id, location, [stream_offset]))
+                last = pack_offset
         reads += _cut(pack_name(pack_id), members, max_read_bytes)
     reads.sort(key=lambda read: min(blob.offsets[0] for blob in read.blobs))
     return reads
 
 
-def _cut(name: str, members: list[Wanted], max_read_bytes: int) -> Iterable[Read]:
+def _cut(name: str, members: list[Wanted], max_read_bytes: int) -> Iterator[Read]:
+    """Yield reads of neighbouring blobs, none longer than allowed unless by a single blob."""
     first = 0
-    end = members[0].location.offset_bytes
+    start = end = members[0].location.offset_bytes
     for number, wanted in enumerate(members):
-        location = wanted.location
-        start = members[first].location.offset_bytes
-        is_far = location.offset_bytes - end > _GAP_BYTES
-        is_long = location.offset_bytes + location.stored_bytes - start > max_read_bytes
+        offset, stored_bytes = wanted.location.offset_bytes, wanted.location.stored_bytes
+        is_far = offset - end > _GAP_BYTES
+        is_long = offset + stored_bytes - start > max_read_bytes
         if number > first and (is_far or is_long):
             yield Read(name, start, end - start, members[first:number])
-            first = number
-        end = location.offset_bytes + location.stored_bytes
-    start = members[first].location.offset_bytes
+            first, start = number, offset
+        end = offset + stored_bytes
     yield Read(name, start, end - start, members[first:])

@@ -24,6 +24,8 @@ from torchmig.store import Buffer, Store
 DEFAULT_BUDGET_BYTES = 512 << 20
 _MAX_IN_MEMORY_BYTES = 1 << 30
 _WINDOW_BYTES = 32 << 20
+_FEW_EXTENTS = 64
+_PLANNED_EXTENTS = 1 << 16
 
 Use = Callable[[Wanted, Buffer, memoryview], None]
 """What is done with a blob: told its bytes and the form in which they are stored."""
@@ -233,15 +235,18 @@ class Reader:
 
     def _for_each(self, stream: Stream, extents: list[Extent], use: Use) -> None:
         """Call `use` with every blob of `extents`, in any order and from several threads."""
-        reads = self._plan(stream, extents)
-        if len(reads) == 1:  # most files: no threads needed
-            self._task(stream, reads[0], use, [])()
-            return
-        if not reads:
-            return
+        if len(extents) <= _FEW_EXTENTS:
+            reads = self._plan(stream, extents)
+            if len(reads) <= 1:  # most files: no threads needed
+                for read in reads:
+                    self._task(stream, read, use, [])()
+                return
         with self._pool() as pool:
-            for read in reads:
-                pool.submit(self._task(stream, read, use, []), read.weight_bytes)
+            # Planned piece by piece: the plan of a million blobs would take longer than their
+            # first bytes, and more memory than the budget.
+            for start in range(0, len(extents), _PLANNED_EXTENTS):
+                for read in self._plan(stream, extents[start : start + _PLANNED_EXTENTS]):
+                    pool.submit(self._task(stream, read, use, []), read.weight_bytes)
             pool.wait_idle()
 
     def _pool(self) -> Pool:
