@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-CALLS = 20_000
-ROUNDS = 9
+CALLS = 10_000
+ROUNDS = 15
 
 
 def main() -> None:
-    """Print the median time of one call, in microseconds, as JSON."""
+    """Print the time of one call in the quietest round, in microseconds, as JSON."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     tensor = torch.zeros(1)
     rounds = []
@@ -26,7 +26,7 @@ def main() -> None:
         for _ in range(CALLS):
             dist.all_reduce(tensor)
         rounds.append((time.perf_counter() - begun) / CALLS * 1e6)
-    json.dump({"microseconds": sorted(rounds)[ROUNDS // 2], "rounds": rounds}, sys.stdout)
+    json.dump({"microseconds": min(rounds), "rounds": rounds}, sys.stdout)
     sys.stdout.write("\n")
     dist.destroy_process_group()
 

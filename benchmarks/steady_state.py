@@ -1,7 +1,7 @@
 """What torchmig costs a job that nobody asks for anything.
 
-Pairs of runs of the example, one under torchrun and one under torchmig-run, one after the other in
-turns, so that both see the same machine; and the time of a collective that does nothing, alone.
+Pairs of runs of the example at the same time, one under torchrun and one under torchmig-run, so
+that whatever else the machine does slows both; and the time of a collective that does nothing.
 
     python -m benchmarks.steady_state [--pairs 5] [--steps 60]
 """
@@ -10,8 +10,10 @@ import argparse
 import itertools
 import json
 import statistics
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.jobs import EXAMPLE, STEP, expect, start
@@ -29,7 +31,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
 
-    pairs = [measure_pair(number, options.steps) for number in range(options.pairs)]
+    pairs = [measure_pair(options.steps) for _ in range(options.pairs)]
     ratios = [pair["torchmig-run"]["step"] / pair["torchrun"]["step"] for pair in pairs]
     print(f"{'pair':>4}  {'torchrun':>12}  {'torchmig-run':>12}  {'cost':>8}")
     for number, (pair, ratio) in enumerate(zip(pairs, ratios, strict=True), start=1):
@@ -56,21 +58,32 @@ def main() -> int:
     return 0
 
 
-def measure_pair(number: int, steps: int) -> dict[str, Any]:
-    """Run the example under both launchers, each of them first in every other pair."""
-    order = LAUNCHERS if number % 2 == 0 else LAUNCHERS[::-1]
-    return {launcher: measure_steps(launcher, steps) for launcher in order}
+def measure_pair(steps: int) -> dict[str, Any]:
+    """Run the example under both launchers side by side; return the mean step of each.
+
+    Only steps count that both jobs were in the middle of: without the first ones, and without those
+    that one of them made alone.
+    """
+    jobs = {launcher: start(launcher, RANKS, EXAMPLE, "--steps", steps) for launcher in LAUNCHERS}
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        moments = dict(zip(jobs, pool.map(step_moments, jobs.values()), strict=True))
+    begun = max(ends[WARM_UP_STEPS] for ends in moments.values())
+    ended = min(ends[-1] for ends in moments.values())
+    pair = {}
+    for launcher, ends in moments.items():
+        both = [moment for moment in ends if begun <= moment <= ended]
+        gaps = [after - before for before, after in itertools.pairwise(both)]
+        pair[launcher] = {"step": statistics.mean(gaps), "gaps": gaps}
+    return pair
 
 
-def measure_steps(launcher: str, steps: int) -> dict[str, Any]:
-    """Return the times between the lines of two steps, without the first ones."""
-    with start(launcher, RANKS, EXAMPLE, "--steps", steps) as process:
+def step_moments(process: subprocess.Popen[str]) -> list[float]:
+    """Return when a job printed the line of each step."""
+    with process:
         assert process.stdout is not None
         moments = [time.perf_counter() for line in process.stdout if STEP.match(line)]
     expect(process, 0)
-    gaps = [after - before for before, after in itertools.pairwise(moments)]
-    gaps = gaps[WARM_UP_STEPS:]
-    return {"step": statistics.median(gaps), "gaps": gaps}
+    return moments
 
 
 def measure_gate() -> dict[str, float]:
