@@ -88,7 +88,10 @@ def preload(flags: list[str]) -> Extension:
             f"-Wl,--version-script={ROOT / exports}",
             "-ldl",
         ],
-        depends=[exports, *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.h"))],
+        depends=[
+            exports,
+            *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.h")),
+        ],
     )
 
 
