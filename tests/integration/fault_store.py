@@ -26,10 +26,10 @@ class CountingStore(Store):
     def create(self):
         self.inner.create()
 
-    def put(self, name, parts):
+    def put(self, name, parts, *, durable=True):
         with self._lock:  # one write at a time, so that a number means the same every run
             self.before("put", name)
-            self.inner.put(name, parts)
+            self.inner.put(name, parts, durable=durable)
             self.writes.append(("put", name))
             self.after("put", name)
 

@@ -138,10 +138,10 @@ def test_a_lock_is_refreshed_while_a_writer_works(repo, monkeypatch):
     refreshed = threading.Event()
     original = Lock.refresh
 
-    def refresh(self):
+    def refresh(self, **options):
         if threading.current_thread().name == "torchmig-lock":
             refreshed.set()
-        return original(self)
+        return original(self, **options)
 
     monkeypatch.setattr(Lock, "refresh", refresh)
     with repo.writer():

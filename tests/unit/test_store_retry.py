@@ -29,7 +29,7 @@ class Flaky(Store):
     def create(self):
         self._act()
 
-    def put(self, name, parts):
+    def put(self, name, parts, *, durable=True):
         self._act()
 
     def get(self, name, offset_bytes=0, size_bytes=None):

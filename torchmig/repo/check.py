@@ -230,9 +230,9 @@ class Checker:
                     if tree in self._damaged:
                         hit[tree].add(manifest.id)
                 try:
-                    for extent in reader.extents(stream):
-                        if extent.blob_id in self._damaged:
-                            hit[extent.blob_id].add(manifest.id)
-                        reader.locate(stream, extent)
+                    for row in reader.rows(stream):
+                        if row[2] in self._damaged:
+                            hit[row[2]].add(manifest.id)
+                        reader.locate(stream, row)
                 except TorchmigError as error:
                     self._add(Problem(name, str(error), (manifest.id,)))

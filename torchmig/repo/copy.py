@@ -39,26 +39,21 @@ def copy_snapshot(
         return report
     with source.reader(manifest) as reader, target.writer() as writer:
         for stream in manifest.streams:
-            extents = reader.extents(stream)
+            extents = reader.rows(stream)
             for kind, wanted in (
-                (Kind.TREE, reader.tree_extents(stream)),
+                (Kind.TREE, reader.tree_rows(stream)),
                 (Kind(stream.kind), extents),
             ):
-                missing = {
-                    extent.blob_id: extent for extent in wanted if not writer.has(extent.blob_id)
-                }
+                missing = {row[2]: row for row in wanted if not writer.has(row[2])}
 
                 def send(
                     blob: Wanted, data: Buffer, payload: memoryview, kind: Kind = kind
                 ) -> None:
-                    location = blob.location
-                    writer.add_stored(
-                        kind, blob.blob_id, location.size_bytes, location.codec, payload
-                    )
+                    writer.add_stored(kind, blob.blob_id, blob.size_bytes, blob.codec, payload)
 
                 reader.for_each_stored(stream, list(missing.values()), send)
                 report.sent_blobs += len(missing)
-            advance(sum(extent.size_bytes for extent in extents))
+            advance(sum(row[1] for row in extents))
     report.sent_bytes = writer.stats.stored_bytes
     _commit(target, manifest)
     return report

@@ -8,7 +8,7 @@ Tree blob: `count (4) | offsets (8 each) | sizes (4 each) | ids (32 each)`, litt
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torchmig.errors import IntegrityError
 from torchmig.repo.blob import ID_BYTES, MAX_BLOB_BYTES
@@ -20,6 +20,10 @@ _EXTENT_BYTES = 8 + 4 + ID_BYTES
 MAX_OFFSET = (1 << 63) - 1  # what a file offset can be
 
 
+Row: TypeAlias = tuple[int, int, bytes]
+"""An extent as a plain tuple, for lists of millions."""
+
+
 class Extent(NamedTuple):
     """`size_bytes` bytes at `offset_bytes` of a stream are the blob `blob_id`."""
 
@@ -28,7 +32,7 @@ class Extent(NamedTuple):
     blob_id: bytes
 
 
-def encode_trees(extents: Sequence[tuple[int, int, bytes]]) -> Iterator[bytes]:
+def encode_trees(extents: Sequence[Row]) -> Iterator[bytes]:
     """Yield the tree blobs of extents that are sorted by offset."""
     for start in range(0, len(extents), TREE_EXTENTS):
         part = extents[start : start + TREE_EXTENTS]
@@ -43,7 +47,7 @@ def encode_trees(extents: Sequence[tuple[int, int, bytes]]) -> Iterator[bytes]:
         )
 
 
-def decode_tree(data: bytes | bytearray | memoryview) -> list[Extent]:
+def decode_tree(data: bytes | bytearray | memoryview) -> list[Row]:
     """Return the extents of one tree blob."""
     if len(data) < _COUNT.size:
         raise IntegrityError("a tree blob is too short")
@@ -54,10 +58,10 @@ def decode_tree(data: bytes | bytearray | memoryview) -> list[Extent]:
     sizes = struct.unpack_from(f"<{count}I", data, _COUNT.size + 8 * count)
     ids = bytes(data[_COUNT.size + 12 * count :])
     blob_ids = [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]
-    return list(map(Extent, offsets, sizes, blob_ids))
+    return list(zip(offsets, sizes, blob_ids, strict=True))
 
 
-def check_extents(extents: Iterable[tuple[int, int, bytes]], size_bytes: int) -> None:
+def check_extents(extents: Iterable[Row], size_bytes: int) -> None:
     """Raise `IntegrityError` unless extents are in order, apart and inside the stream."""
     end = 0
     for offset_bytes, length, blob_id in extents:

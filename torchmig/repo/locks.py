@@ -120,7 +120,7 @@ class Lock:
         pause = threading.Event()
         said = False
         while True:
-            store.put(lock.name, [lock._data])
+            store.put(lock.name, [lock._data], durable=False)
             try:
                 rivals = lock._rivals()
             except BaseException:
@@ -158,13 +158,17 @@ class Lock:
             self._thread.join()
             self._thread = None
 
-    def refresh(self) -> bool:
-        """Write the lock again; False, for good, if somebody has removed it."""
+    def refresh(self, *, older_than_seconds: float = 0.0) -> bool:
+        """Write the lock again; False, for good, if somebody has removed it.
+
+        One that was written less than `older_than_seconds` ago is only looked for.
+        """
         if not self._lost:
             try:
                 self._store.get(self.name)
-                self._store.put(self.name, [self._data])
-                self.refreshed_seconds = time.monotonic()
+                if time.monotonic() - self.refreshed_seconds >= older_than_seconds:
+                    self._store.put(self.name, [self._data], durable=False)
+                    self.refreshed_seconds = time.monotonic()
             except ObjectMissingError:
                 self._lost = True
         return not self._lost
@@ -207,7 +211,7 @@ def read_locks(store: Store, now_name: str | None = None) -> list[LockInfo]:
     probe = None
     if now_name is None:
         probe = now_name = f"{LOCK_PREFIX}/{secrets.token_hex(16)}"
-        store.put(probe, [b""])
+        store.put(probe, [b""], durable=False)
     try:
         entries = list(store.list(LOCK_PREFIX))
         now = next((entry.modified_seconds for entry in entries if entry.name == now_name), 0.0)

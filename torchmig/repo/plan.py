@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchmig.errors import IntegrityError
-from torchmig.repo.extents import Extent
+from torchmig.repo.extents import Row
 from torchmig.repo.index import Index, Location
 from torchmig.repo.pack import pack_name
 
@@ -21,7 +21,10 @@ class Wanted(NamedTuple):
     """A blob that a read brings, and the stream offsets that it goes to."""
 
     blob_id: bytes
-    location: Location
+    offset_bytes: int  # in the pack
+    stored_bytes: int
+    size_bytes: int
+    codec: int
     offsets: list[int]
 
 
@@ -37,43 +40,41 @@ class Read:
     @property
     def weight_bytes(self) -> int:
         """Return the memory that this read takes until its blobs are used."""
-        return self.size_bytes + max(blob.location.size_bytes for blob in self.blobs)
+        return self.size_bytes + max(blob.size_bytes for blob in self.blobs)
 
 
-def locate(index: Index, extent: Extent) -> Location:
-    """Return where the blob of an extent lies."""
-    location = index.find(extent.blob_id)
+def locate(index: Index, blob_id: bytes, size_bytes: int) -> Location:
+    """Return where a blob lies that is to have this size."""
+    location = index.find(blob_id)
     if location is None:
         raise IntegrityError(
-            f"blob {extent.blob_id.hex()[:16]!r} is in no index of the repository; "
-            "run 'torchmig check'"
+            f"blob {blob_id.hex()[:16]!r} is in no index of the repository; run 'torchmig check'"
         )
-    if location.size_bytes != extent.size_bytes:
+    if location.size_bytes != size_bytes:
         raise IntegrityError(
-            f"blob {extent.blob_id.hex()[:16]!r} has {location.size_bytes} bytes, "
-            f"not {extent.size_bytes}"
+            f"blob {blob_id.hex()[:16]!r} has {location.size_bytes} bytes, not {size_bytes}"
         )
     return location
 
 
-def plan_reads(index: Index, extents: Iterable[Extent], max_read_bytes: int) -> list[Read]:
+def plan_reads(index: Index, extents: Iterable[Row], max_read_bytes: int) -> list[Read]:
     """Return the reads for `extents`, ordered by the first stream offset that each one serves."""
-    by_pack: dict[bytes, list[tuple[int, int, bytes, Location]]] = defaultdict(list)
-    for extent in extents:
-        location = locate(index, extent)
-        row = (location.offset_bytes, extent.offset_bytes, extent.blob_id, location)
-        by_pack[location.pack_id].append(row)
+    # Plain tuples of plain values: the garbage collector does not look at those again and again.
+    by_pack: dict[bytes, list[tuple[int, int, bytes, int, int, int]]] = defaultdict(list)
+    for start, size_bytes, blob_id in extents:
+        pack_id, offset, stored_bytes, _, codec = locate(index, blob_id, size_bytes)
+        by_pack[pack_id].append((offset, start, blob_id, stored_bytes, size_bytes, codec))
     reads: list[Read] = []
     for pack_id, rows in by_pack.items():
         rows.sort()
         members: list[Wanted] = []
         last = -1
-        for pack_offset, stream_offset, blob_id, location in rows:
-            if pack_offset == last:  # the same blob once more
-                members[-1].offsets.append(stream_offset)
+        for offset, start, blob_id, stored_bytes, size_bytes, codec in rows:
+            if offset == last:  # the same blob once more
+                members[-1].offsets.append(start)
             else:
-                members.append(Wanted(blob_id, location, [stream_offset]))
-                last = pack_offset
+                members.append(Wanted(blob_id, offset, stored_bytes, size_bytes, codec, [start]))
+                last = offset
         reads += _cut(pack_name(pack_id), members, max_read_bytes)
     reads.sort(key=lambda read: min(blob.offsets[0] for blob in read.blobs))
     return reads
@@ -82,9 +83,9 @@ def plan_reads(index: Index, extents: Iterable[Extent], max_read_bytes: int) -> 
 def _cut(name: str, members: list[Wanted], max_read_bytes: int) -> Iterator[Read]:
     """Yield reads of neighbouring blobs, none longer than allowed unless by a single blob."""
     first = 0
-    start = end = members[0].location.offset_bytes
+    start = end = members[0].offset_bytes
     for number, wanted in enumerate(members):
-        offset, stored_bytes = wanted.location.offset_bytes, wanted.location.stored_bytes
+        offset, stored_bytes = wanted.offset_bytes, wanted.stored_bytes
         is_far = offset - end > _GAP_BYTES
         is_long = offset + stored_bytes - start > max_read_bytes
         if number > first and (is_far or is_long):

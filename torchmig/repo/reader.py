@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torchmig.errors import IntegrityError, ObjectMissingError, TorchmigError, UsageError
 from torchmig.repo.blob import Decoder
-from torchmig.repo.extents import MAX_OFFSET, Extent, check_extents, decode_tree
+from torchmig.repo.extents import MAX_OFFSET, Extent, Row, check_extents, decode_tree
 from torchmig.repo.index import Index, Location
 from torchmig.repo.manifest import Stream
 from torchmig.repo.plan import Read, Wanted, locate, plan_reads
@@ -115,14 +115,13 @@ class Reader:
         `stop_bytes`. Reading goes on ahead while the caller uses what it got.
         """
         extents = [
-            extent
-            for extent in self.extents(stream)
-            if extent.offset_bytes < stop_bytes
-            and extent.offset_bytes + extent.size_bytes > start_bytes
+            row
+            for row in self.rows(stream)
+            if row[0] < stop_bytes and row[0] + row[1] > start_bytes
         ]
         windows = deque(_windows(extents, max(_WINDOW_BYTES, self._read_bytes)))
         with self._pool() as pool:
-            running: deque[tuple[list[Extent], dict[bytes, Buffer], list[None], int]] = deque()
+            running: deque[tuple[list[Row], dict[bytes, Buffer], list[None], int]] = deque()
 
             def start_next() -> None:
                 window = windows.popleft()
@@ -143,8 +142,8 @@ class Reader:
             while running:
                 window, found, done, count = running.popleft()
                 pool.wait_for(lambda done=done, count=count: len(done) == count)  # type: ignore[misc]
-                for extent in window:
-                    yield extent.offset_bytes, memoryview(found[extent.blob_id]).toreadonly()
+                for offset, _, blob_id in window:
+                    yield offset, memoryview(found[blob_id]).toreadonly()
                 if windows:
                     start_next()
 
@@ -167,52 +166,56 @@ class Reader:
             pass
 
         for stream in streams:
-            self._for_each(stream, self.extents(stream), ignore)
+            self._for_each(stream, self.rows(stream), ignore)
 
     def extents(self, stream: Stream) -> list[Extent]:
         """Return where the bytes of a stream lie, in the order of offsets."""
+        return list(map(Extent._make, self.rows(stream)))
+
+    def rows(self, stream: Stream) -> list[Row]:
+        """Return the extents of a stream as plain tuples, for streams of millions."""
         if not stream.trees:
             return list(stream.extents)
-        trees: dict[bytes, list[Extent]] = {}
+        trees: dict[bytes, list[Row]] = {}
 
         def use(wanted: Wanted, data: Buffer, _: memoryview) -> None:
             trees[wanted.blob_id] = decode_tree(data)
 
-        self._for_each(stream, self.tree_extents(stream), use)
-        extents = [extent for tree in stream.trees for extent in trees[tree]]
+        self._for_each(stream, self.tree_rows(stream), use)
+        rows = [row for tree in stream.trees for row in trees[tree]]
         try:
-            check_extents(extents, stream.size_bytes)
+            check_extents(rows, stream.size_bytes)
         except IntegrityError as error:
             raise self._damaged(stream, str(error)) from error
-        if len(extents) != stream.extent_count:
-            raise self._damaged(stream, f"it has {len(extents)} extents of {stream.extent_count}")
-        return extents
+        if len(rows) != stream.extent_count:
+            raise self._damaged(stream, f"it has {len(rows)} extents of {stream.extent_count}")
+        return rows
 
-    def tree_extents(self, stream: Stream) -> list[Extent]:
+    def tree_rows(self, stream: Stream) -> list[Row]:
         """Return the tree blobs of a stream as extents, numbered by their order."""
         self._refresh_once()
-        wanted = []
+        wanted: list[Row] = []
         for number, tree in enumerate(stream.trees):
             location = self._index.find(tree)
             if location is None:
                 raise self._damaged(stream, f"its tree blob {tree.hex()[:16]!r} is in no index")
-            wanted.append(Extent(number, location.size_bytes, tree))
+            wanted.append((number, location.size_bytes, tree))
         return wanted
 
-    def for_each_stored(self, stream: Stream, extents: list[Extent], use: Use) -> None:
+    def for_each_stored(self, stream: Stream, extents: list[Row], use: Use) -> None:
         """Call `use` with every blob of `extents`, checked, from several threads at once."""
         self._for_each(stream, extents, use)
 
-    def locate(self, stream: Stream, extent: Extent) -> Location:
+    def locate(self, stream: Stream, row: Row) -> Location:
         """Return where the blob of an extent lies."""
         self._refresh_once()
         try:
-            return locate(self._index, extent)
+            return locate(self._index, row[2], row[1])
         except IntegrityError as error:
             raise self._damaged(stream, str(error)) from error
 
     def _restore_into(self, stream: Stream, fd: int, mapping: Sequence[Mapping] | None) -> None:
-        extents = self.extents(stream)
+        extents = self.rows(stream)
         if mapping is None:
             os.ftruncate(fd, 0)
             os.ftruncate(fd, stream.size_bytes)
@@ -231,9 +234,9 @@ class Reader:
                 for start, end, target in targets[offset]:
                     _write_at(fd, view[start:end], target)
 
-        self._for_each(stream, [e for e in extents if e.offset_bytes in targets], write_mapped)
+        self._for_each(stream, [row for row in extents if row[0] in targets], write_mapped)
 
-    def _for_each(self, stream: Stream, extents: list[Extent], use: Use) -> None:
+    def _for_each(self, stream: Stream, extents: list[Row], use: Use) -> None:
         """Call `use` with every blob of `extents`, in any order and from several threads."""
         if len(extents) <= _FEW_EXTENTS:
             reads = self._plan(stream, extents)
@@ -254,7 +257,7 @@ class Reader:
             raise UsageError("a reader works only inside its 'with' block")
         return Pool("read", self._threads, self._budget_bytes // 2)
 
-    def _plan(self, stream: Stream, extents: list[Extent]) -> list[Read]:
+    def _plan(self, stream: Stream, extents: list[Row]) -> list[Read]:
         self._refresh_once()
         try:
             return plan_reads(self._index, extents, self._read_bytes)
@@ -268,7 +271,7 @@ class Reader:
                 self._missing.add(read.name)
                 self._index.refresh(self._store)
         extents = [
-            Extent(offset, wanted.location.size_bytes, wanted.blob_id)
+            (offset, wanted.size_bytes, wanted.blob_id)
             for wanted in read.blobs
             for offset in wanted.offsets
         ]
@@ -303,18 +306,15 @@ class Reader:
                 done.append(None)
                 return
             for wanted in read.blobs:
-                location = wanted.location
-                start = location.offset_bytes - read.offset_bytes
-                payload = data[start : start + location.stored_bytes]
+                start = wanted.offset_bytes - read.offset_bytes
+                payload = data[start : start + wanted.stored_bytes]
                 try:
-                    blob = decoder.decode(
-                        wanted.blob_id, location.codec, payload, location.size_bytes
-                    )
+                    blob = decoder.decode(wanted.blob_id, wanted.codec, payload, wanted.size_bytes)
                 except IntegrityError as error:
                     raise self._damaged(
                         stream,
                         f"blob {wanted.blob_id.hex()[:16]!r} in object {read.name!r} at "
-                        f"{location.offset_bytes}: {error}",
+                        f"{wanted.offset_bytes}: {error}",
                     ) from error
                 use(wanted, blob, payload)
             done.append(None)
@@ -333,42 +333,42 @@ class Reader:
         return IntegrityError(f"stream {stream.name!r}{of} is damaged: {reason}")
 
 
-def _windows(extents: list[Extent], window_bytes: int) -> Iterator[list[Extent]]:
-    window: list[Extent] = []
+def _windows(extents: list[Row], window_bytes: int) -> Iterator[list[Row]]:
+    window: list[Row] = []
     size_bytes = 0
     for extent in extents:
-        if window and size_bytes + extent.size_bytes > window_bytes:
+        if window and size_bytes + extent[1] > window_bytes:
             yield window
             window, size_bytes = [], 0
         window.append(extent)
-        size_bytes += extent.size_bytes
+        size_bytes += extent[1]
     if window:
         yield window
 
 
 def _targets(
-    extents: list[Extent], mapping: Sequence[Mapping]
+    extents: list[Row], mapping: Sequence[Mapping]
 ) -> dict[int, list[tuple[int, int, int]]]:
     """Return for each extent's offset the (start, end, file offset) parts that are wanted."""
     targets: dict[int, list[tuple[int, int, int]]] = {}
     number = 0
-    for extent in extents:
-        end = extent.offset_bytes + extent.size_bytes
+    for begin, size_bytes, _ in extents:
+        end = begin + size_bytes
         while number < len(mapping) and (
-            mapping[number].offset_bytes + mapping[number].size_bytes <= extent.offset_bytes
+            mapping[number].offset_bytes + mapping[number].size_bytes <= begin
         ):
             number += 1
         parts = []
         for piece in _from(mapping, number):
             if piece.offset_bytes >= end:
                 break
-            start = max(piece.offset_bytes, extent.offset_bytes)
+            start = max(piece.offset_bytes, begin)
             stop = min(piece.offset_bytes + piece.size_bytes, end)
             if start < stop:
                 target = piece.target_bytes + start - piece.offset_bytes
-                parts.append((start - extent.offset_bytes, stop - extent.offset_bytes, target))
+                parts.append((start - begin, stop - begin, target))
         if parts:
-            targets[extent.offset_bytes] = parts
+            targets[begin] = parts
     return targets
 
 

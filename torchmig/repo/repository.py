@@ -256,10 +256,10 @@ class Repository:
         if deep and not missing:
             with self.reader(manifest) as reader:
                 missing = [
-                    extent.blob_id
+                    row[2]
                     for stream in manifest.streams
-                    for extent in reader.extents(stream)
-                    if extent.blob_id not in index
+                    for row in reader.rows(stream)
+                    if row[2] not in index
                 ]
         if missing:
             raise IntegrityError(

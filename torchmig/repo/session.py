@@ -15,6 +15,7 @@ from torchmig.repo.index import Index
 from torchmig.repo.locks import Lock, LockKind
 from torchmig.store import Store
 
+_RECENT_SECONDS = 60.0
 _TRUSTED_SECONDS = 10 * 60.0  # well below the time after which a lock is stale
 
 
@@ -45,7 +46,7 @@ class WriteSession:
             self._lock.__exit__(None, None, None)
             if failed:
                 self._release()
-            elif not self._lock.refresh():
+            elif not self._lock.refresh(older_than_seconds=_RECENT_SECONDS):
                 self._lock = None
                 raise StoreError(
                     f"lost the lock on {self._store.url!r} while writing: this host stood still "
@@ -70,7 +71,7 @@ class WriteSession:
                 self._lock is not None
                 and time.monotonic() - self._lock.refreshed_seconds < _TRUSTED_SECONDS
             )
-            if self._lock is None or not self._lock.refresh():
+            if self._lock is None or not self._lock.refresh(older_than_seconds=_RECENT_SECONDS):
                 is_fresh = False
                 self._lock = Lock.acquire(self._store, LockKind.SHARED, "commit a snapshot")
             # Other nodes have written meanwhile; if index objects have gone, so may have blobs.
@@ -82,7 +83,7 @@ class WriteSession:
                     self._release()
 
     def _take(self) -> None:
-        if self._lock is not None and not self._lock.refresh():
+        if self._lock is not None and not self._lock.refresh(older_than_seconds=_RECENT_SECONDS):
             self._lock = None
             self._is_broken = True
         if self._lock is None:

@@ -138,6 +138,6 @@ def _owned(repo: Repository, manifest: Manifest) -> Owned:
         for section in manifest.ranks:
             for stream in section.streams:
                 owned[section.rank, stream.kind] += [
-                    (extent.blob_id, extent.size_bytes) for extent in reader.extents(stream)
+                    (blob_id, size_bytes) for _, size_bytes, blob_id in reader.rows(stream)
                 ]
     return owned

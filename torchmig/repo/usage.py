@@ -37,8 +37,7 @@ def used_blobs(repo: Repository, manifests: Iterable[Manifest]) -> dict[bytes, i
                 if stream.trees and stream.trees in read:
                     continue  # equal trees hold equal extents
                 read.add(stream.trees)
-                for extent in reader.extents(stream):
-                    used[extent.blob_id] = extent.size_bytes
+                used.update((row[2], row[1]) for row in reader.rows(stream))
     return used
 
 

@@ -49,10 +49,11 @@ class Store(ABC):
         """Make the place; fine if it is there already."""
 
     @abstractmethod
-    def put(self, name: str, parts: Sequence[Buffer]) -> None:
+    def put(self, name: str, parts: Sequence[Buffer], *, durable: bool = True) -> None:
         """Write the parts, joined, as one object: durable on return, all or nothing.
 
-        An object of that name is replaced. No part is kept after return.
+        An object of that name is replaced. No part is kept after return. With `durable` false the
+        object may be lost with the power, which is right for what only means something until then.
         """
 
     @abstractmethod

@@ -47,7 +47,7 @@ class FolderStore(Store):
         with _translated("make", self.url):
             self._make_folder(self.root)
 
-    def put(self, name: str, parts: Sequence[Buffer]) -> None:
+    def put(self, name: str, parts: Sequence[Buffer], *, durable: bool = True) -> None:
         target = self.root / check_name(name)
         temporary = self.root / _TEMPORARY / f"{secrets.token_hex(16)}"
         with _translated("write", name, self.url):
@@ -55,10 +55,13 @@ class FolderStore(Store):
             try:
                 try:
                     _write_all(fd, parts)
-                    os.fsync(fd)
+                    if durable:
+                        os.fsync(fd)
                 finally:
                     os.close(fd)
                 self._rename(temporary, target)
+                if durable:
+                    _sync_folder(target.parent)
             except BaseException:
                 with suppress(OSError):
                     temporary.unlink()
@@ -152,7 +155,6 @@ class FolderStore(Store):
         except FileNotFoundError:
             self._make_folder(target.parent)
             temporary.rename(target)
-        _sync_folder(target.parent)
 
     def _make_folder(self, folder: Path) -> None:
         """Make a folder and its parents, each one durable in the one above it."""

@@ -53,8 +53,8 @@ class RetryingStore(Store):
     def create(self) -> None:
         self._try(self.inner.create)
 
-    def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        self._try(lambda: self.inner.put(name, parts))
+    def put(self, name: str, parts: Sequence[Buffer], *, durable: bool = True) -> None:
+        self._try(lambda: self.inner.put(name, parts, durable=durable))
 
     def get(self, name: str, offset_bytes: int = 0, size_bytes: int | None = None) -> bytes:
         return self._try(lambda: self.inner.get(name, offset_bytes, size_bytes))
