@@ -235,6 +235,7 @@ class Control {
 
     void run() {
         prctl(PR_SET_NAME, "torchmig");
+        Gate::never_park_this_thread();
         sigset_t all;
         sigfillset(&all);
         // A fault here must end the process with its usual report.

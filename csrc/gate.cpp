@@ -13,7 +13,8 @@ namespace torchmig {
 
 namespace {
 
-// A thread inside a coalesced block or a group creation is never parked.
+// Above zero while this thread must not be parked: inside a coalesced block, in the making of a
+// group, and always for the control thread.
 thread_local int unparkable = 0;
 
 double now_seconds() {
@@ -265,6 +266,8 @@ void Gate::create_begin() {
 }
 
 void Gate::create_end() { block_end(); }
+
+void Gate::never_park_this_thread() { ++unparkable; }
 
 void Gate::set_rank(int64_t rank, int64_t world_size) {
     const std::lock_guard<std::mutex> lock(mutex_);

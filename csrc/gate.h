@@ -86,6 +86,9 @@ class Gate {
     void create_begin();
     void create_end();
 
+    // The calling thread is never parked from now on: the control thread carries the requests out.
+    static void never_park_this_thread();
+
     // The agent's side, called by the control thread.
     void set_order(const Order& order);
     void release();

@@ -1,7 +1,9 @@
 #include "store.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 
 #include "gate.h"
 
@@ -9,9 +11,11 @@ namespace torchmig {
 
 namespace {
 
-// A wait is cut into slices, so that between two of them the rank can park and the connection can
-// be dropped. Keys that are there already answer at once; only true waiting is sliced.
-constexpr std::chrono::milliseconds kSlice{200};
+// A wait asks again and again whether the keys are there, so that between two questions the rank can
+// park and the connection can be dropped. The pause grows: a key that comes soon is seen soon, and
+// thousands of ranks that wait for long do not keep the server busy.
+constexpr std::chrono::milliseconds kFirstPause{1};
+constexpr std::chrono::milliseconds kLongestPause{200};
 
 }  // namespace
 
@@ -31,7 +35,7 @@ struct ReconnectableStore::Connection {
                 lock.unlock();
                 Gate::instance().store_point();
                 lock.lock();
-                changed.wait_for(lock, kSlice, [&] { return static_cast<bool>(inner); });
+                changed.wait_for(lock, kLongestPause, [&] { return static_cast<bool>(inner); });
             }
             store = inner;
             ++under_way;
@@ -117,25 +121,16 @@ void ReconnectableStore::wait(const std::vector<std::string>& keys) { wait(keys,
 void ReconnectableStore::wait(const std::vector<std::string>& keys,
                               const std::chrono::milliseconds& timeout) {
     std::chrono::milliseconds left = timeout;
-    while (true) {
-        const std::chrono::milliseconds slice = std::min(left, kSlice);
-        const bool last = left <= kSlice;
-        const bool there = connection_->with([&](c10d::Store& store) {
-            try {
-                store.wait(keys, slice);
-                return true;
-            } catch (const std::exception&) {
-                // Either the slice is over, or the store is broken; then check() says so.
-                if (last && !store.check(keys)) {
-                    throw;
-                }
-                return store.check(keys);
-            }
-        });
-        if (there) {
+    std::chrono::milliseconds pause = kFirstPause;
+    while (!check(keys)) {
+        if (left <= std::chrono::milliseconds::zero()) {
+            // Let the store itself say so, in its own words and with its own exception.
+            connection_->with([&](c10d::Store& store) { store.wait(keys, kFirstPause); });
             return;
         }
-        left -= slice;
+        std::this_thread::sleep_for(std::min(pause, left));
+        left -= pause;
+        pause = std::min(pause * 2, kLongestPause);
         Gate::instance().store_point();  // time spent parked is not taken from the timeout
     }
 }

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 
 STEPS = int(sys.argv[1])
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 0.02
+# Without this file the last steps are not taken: the test decides when the job may end.
+MAY_END = Path(sys.argv[3]) if len(sys.argv) > 3 else None
 
 
 class Numbers(Dataset):
@@ -42,6 +45,8 @@ def main():
         dist.all_reduce(total, group=everybody)
         print(f"rank {rank} step {step} {loss.item():.9e} {total.item()}", flush=True)
         time.sleep(SECONDS)
+        while step == STEPS - 5 and MAY_END is not None and not MAY_END.exists():
+            time.sleep(0.01)
     weights = sum(parameter.double().sum() for parameter in model.parameters())
     print(f"rank {rank} end {weights.item():.15e}", flush=True)
     dist.destroy_process_group()

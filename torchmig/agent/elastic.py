@@ -42,6 +42,7 @@ class Life:
     progress: Progress
     on_session: Callable[[Session], None]
     on_restored: Callable[[], None]
+    on_checkpointed: Callable[[Outcome], None]
     suspended: bool = False
     outcome: Outcome | None = None
 
@@ -112,6 +113,7 @@ class Agent(LocalElasticAgent):
             place=Place(worker_group.master_addr, worker_group.master_port, meeting.prefix),
             progress=life.progress,
             on_suspended=life.on_suspended,
+            on_checkpointed=life.on_checkpointed,
         )
         if coordinator:
             session.meeting = replace(meeting, port=session.listen())
@@ -170,6 +172,7 @@ class Agent(LocalElasticAgent):
             settings.work_dir,
             session._on_report,
             session.on_rank_ended,
+            settings.gpus,
         )
 
     def _wake(self, worker_group: Any, session: Session, manifest: Manifest) -> None:
@@ -188,6 +191,7 @@ class Agent(LocalElasticAgent):
             "generation": session.meeting.generation,
             "timeout_seconds": REBUILD_SECONDS,
         }
+        session.node.refill()
         with ThreadPoolExecutor(max_workers=len(session.node.ranks)) as pool:
             futures = [
                 pool.submit(rank.link.call, "build_up", where, REBUILD_SECONDS)

@@ -70,6 +70,7 @@ class Program:
             progress=self.progress,
             on_session=self._on_session,
             on_restored=self._on_restored,
+            on_checkpointed=lambda outcome: self._report(outcome, "checkpointed"),
         )
         launcher.LocalElasticAgent = lambda **options: Agent(life, **options)  # type: ignore[assignment,misc]
         self._take_signals()
@@ -82,6 +83,7 @@ class Program:
                 self.control.close()
             if self.session is not None:
                 self.session.close()
+                self.session.clean()
         return ExitCode.OK
 
     def _take_signals(self) -> None:
@@ -171,24 +173,28 @@ class Program:
         raise UsageError(f"agents know no request '{request['do']}'")
 
     def _suspended(self, outcome: Outcome | None) -> int:
-        if outcome is None:
+        if outcome is None:  # the coordinator, elsewhere, knows the rest
             self._summary("suspended", {"event": "suspended"})
         else:
-            times = ", ".join(
-                f"{name} {outcome.times[name]:.2f} s" for name in ("t_cut", "t_release", "t_durable")
-            )
-            sizes = outcome.sizes
-            self._summary(
-                f"suspended into snapshot {outcome.snapshot[:8]}: {times}, "
-                f"{format_size(sizes['stored_bytes'])} stored of {format_size(sizes['read_bytes'])}",
-                {
-                    "event": "suspended",
-                    "snapshot": outcome.snapshot,
-                    "times": outcome.times,
-                    "sizes": outcome.sizes,
-                },
-            )
+            self._report(outcome, "suspended")
         return ExitCode.SUSPENDED
+
+    def _report(self, outcome: Outcome, event: str) -> None:
+        names = ("t_cut", "t_release", "t_durable", "stall")
+        times = ", ".join(
+            f"{name} {outcome.times[name]:.2f} s" for name in names if name in outcome.times
+        )
+        stored, read = outcome.sizes["stored_bytes"], outcome.sizes["read_bytes"]
+        self._summary(
+            f"{event} into snapshot {outcome.snapshot[:8]}: {times}, "
+            f"{format_size(stored)} stored of {format_size(read)}",
+            {
+                "event": event,
+                "snapshot": outcome.snapshot,
+                "times": outcome.times,
+                "sizes": outcome.sizes,
+            },
+        )
 
     def _summary(self, text: str, document: dict[str, Any]) -> None:
         if self.arguments.json:
@@ -278,6 +284,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         launch=describe_launch(arguments, nodes),
         criu=criu,
         unfit=unfit,
+        gpus=arguments.gpus,
+        staging_bytes=arguments.staging,
     )
 
 

@@ -19,9 +19,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from torchmig.agent import gpu as rank_gpu
+from torchmig.agent.gpu import GpuStage, RankGpu
 from torchmig.agent.link import RankGoneError, RankLink
 from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.capture import files
+from torchmig.capture.device import environment, gpus
 from torchmig.capture.process import images, trees
 from torchmig.criu import Criu
 from torchmig.cut import Report, State, unpack_orders
@@ -56,6 +59,7 @@ class Rank:
     error_file: str
     lock: int  # descriptor that holds the lock of the folder
     passed_on: dict[str, int]  # how much of a stream's file has been printed in an earlier life
+    gpu: RankGpu
     stage: Stage = Stage.RUNNING
     capture: Path | None = None  # images and copies of files, until they are in the repository
     written: list[files.WrittenFile] = field(default_factory=list)
@@ -65,6 +69,7 @@ class Rank:
         """End the process and give the folder up; may be called twice."""
         self.process.kill()
         self.link.close()
+        self.gpu.close()
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
@@ -95,6 +100,7 @@ class Node:
     on_report: Callable[[Report], None]
     drain: Callable[[], None]
     on_finished: Callable[[], None]
+    _warmer: rank_gpu.Warmer | None = None
     finished: bool = False  # ended on purpose, after the commit
     # Set while the ranks are not what the launcher's monitor may look at.
     frozen: threading.Event = field(default_factory=threading.Event)
@@ -117,6 +123,11 @@ class Node:
         """
         if self.unfit:
             raise HostUnfitError(self.unfit)
+        if any(_uses_gpu(rank.process.pid) for rank in self.ranks):
+            gpus.require_driver()
+            unfit = environment.unfit(os.environ)
+            if unfit:
+                raise HostUnfitError(f"cannot checkpoint GPU ranks: {'; '.join(unfit)}")
         need = sum(_resident_bytes(pid) for rank in self.ranks for pid in rank.process.tree())
         folder = self._work_root()
         free = shutil.disk_usage(folder).free
@@ -151,6 +162,16 @@ class Node:
         return self._each(
             lambda rank: (rank.rank, rank.link.call(name, request, timeout_seconds)), self.ranks
         )
+
+    def capture(self) -> list[dict[str, Any]]:
+        """Bring the GPU memory of all ranks into staging and give their GPUs free."""
+        self.frozen.set()
+        self._each(lambda rank: rank.gpu.capture(rank.link), self.ranks)
+        rank_gpu.suspend([(rank.gpu, rank.process.tree()) for rank in self.ranks])
+        return [
+            {"rank": rank.rank, "live_bytes": rank.gpu.live_bytes, "seconds": rank.gpu.seconds}
+            for rank in self.ranks
+        ]
 
     def dump(self) -> list[dict[str, Any]]:
         """Dump all rank trees, side by side, and copy their files; the trees are left stopped."""
@@ -190,6 +211,7 @@ class Node:
                 prefix = f"rank-{rank.rank}/"
                 streams = images.store_images(self.criu, writer, rank.images, prefix)
                 streams += files.store_files(writer, rank.written, rank.copies, prefix)
+                streams += rank.gpu.store(writer, prefix)
                 sections.append(self._section(rank, streams).to_dict())
         return {
             "sections": sections,
@@ -206,6 +228,7 @@ class Node:
             "error_file": rank.error_file,
             "files": [file.to_dict() for file in rank.written],
             "needs": [file.to_dict() for file in rank.needed],
+            rank_gpu.STATE: rank.gpu.state(),
         }
         return RankSection(rank.rank, self.host, rank.process.inner_pid, streams, state)
 
@@ -213,8 +236,18 @@ class Node:
         """Let dumped ranks go on and take their connections again; they still stand at the cut."""
         for rank in self.ranks:
             self._wake(rank)
+        rank_gpu.resume([rank.gpu for rank in self.ranks])
         self._each(self._reconnect, self.ranks)
+        self.refill()
         self.frozen.clear()
+
+    def warm_staging(self, staging_bytes: int | None) -> None:
+        """Find memory for what a checkpoint will copy from GPUs, in the background."""
+        self._warmer = rank_gpu.warm([rank.gpu for rank in self.ranks], staging_bytes)
+
+    def refill(self) -> None:
+        """Give the ranks their GPU memory again."""
+        self._each(lambda rank: rank.gpu.refill(rank.link), self.ranks)
 
     def clean(self) -> None:
         """Remove what was captured."""
@@ -245,8 +278,14 @@ class Node:
 
     def walk_back(self) -> None:
         """Bring all ranks back under control, from wherever they are; may be called twice."""
-        if any(rank.stage is not Stage.RUNNING for rank in self.ranks):
-            self.reattach()
+        if any(
+            rank.stage is not Stage.RUNNING or rank.gpu.stage is not GpuStage.IN_PLACE
+            for rank in self.ranks
+        ):
+            try:
+                self.reattach()
+            finally:
+                self.frozen.clear()
         self.clean()
         self.frozen.clear()
 
@@ -286,6 +325,7 @@ _SERVED = {
     "preflight",
     "orders",
     "call",
+    "capture",
     "dump",
     "save",
     "reattach",
@@ -307,3 +347,10 @@ def _resident_bytes(pid: int) -> int:
     except OSError:
         return 0  # it ended meanwhile
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _uses_gpu(pid: int) -> bool:
+    try:
+        return "/dev/nvidia" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False  # it ended meanwhile

@@ -130,8 +130,12 @@ class Request:
         self._times["t_cut"] = self._seconds()
         with phase("quiesce"):
             self._quiesce()
+        with phase("capture"):
+            self._capture()
         with phase("dump"):
             self._dumps = [rank for node in self._every("dump") for rank in node]
+        if self._sizes["gpu_bytes"]:
+            self._times["t_gpu_free"] = self._seconds()
         if self.kind is Kind.CHECKPOINT:
             with phase("resume"):
                 self._resume()
@@ -143,7 +147,8 @@ class Request:
             snapshot = repository.commit(manifest)
         with phase("finish"):
             self._every("finish" if self.kind is Kind.SUSPEND else "clean")
-        self._times["t_release"] = self._seconds()
+        if self.kind is Kind.SUSPEND:
+            self._times["t_release"] = self._seconds()
         return snapshot
 
     def _seconds(self) -> float:
@@ -212,6 +217,14 @@ class Request:
         self._keys = next((keys for _, keys in first if keys), {})
         self._down = True
         self._every("call", name="take_down")
+
+    def _capture(self) -> None:
+        """Bring GPU memory into staging; the GPUs are free afterwards."""
+        captured = [rank for node in self._every("capture") for rank in node]
+        self._sizes["gpu_bytes"] = sum(rank["live_bytes"] for rank in captured)
+        for rank in captured:
+            for step, seconds in rank["seconds"].items():
+                self._times[step] = max(seconds, self._times.get(step, 0.0))
 
     def _resume(self) -> None:
         """Let dumped or stopped ranks go on in place."""

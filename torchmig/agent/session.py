@@ -3,10 +3,12 @@
 The node with group rank 0 is the coordinator: it alone carries requests out, one at a time.
 """
 
+import contextlib
 import json
 import logging
 import queue
 import secrets
+import shutil
 import socket
 import threading
 import time
@@ -44,6 +46,8 @@ class Settings:
     launch: dict[str, Any]
     criu: Criu | None
     unfit: str  # why this host cannot checkpoint; empty if it can
+    gpus: str | None = None  # where GPU ranks are restored
+    staging_bytes: int | None = None  # None: as much as the ranks use on GPUs
 
 
 @dataclass
@@ -114,6 +118,7 @@ class Session:
     place: Place
     progress: Progress
     on_suspended: Callable[[Outcome | None], None]
+    on_checkpointed: Callable[[Outcome], None]
     node: Node | None = None
     state: str = "running"
     last_snapshot: str = ""
@@ -153,6 +158,7 @@ class Session:
             drain=stdio.drain,
             on_finished=lambda: None if self.is_coordinator else self.on_suspended(None),
         )
+        self.node.warm_staging(self.settings.staging_bytes)
         if self.is_coordinator:
             threading.Thread(target=self._carry_out, name="requests", daemon=True).start()
         else:
@@ -214,6 +220,16 @@ class Session:
         if self.node is not None:
             for rank in self.node.ranks:
                 rank.link.close()
+                rank.gpu.close()
+
+    def clean(self) -> None:
+        """Remove what the ranks, which have ended, leave in the runtime folder."""
+        if self.node is None:
+            return
+        for rank in self.node.ranks:
+            shutil.rmtree(rank.folder.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty: another agent of the job is still here
+            self.node.ranks[0].folder.path.parent.rmdir()
 
     # The coordinator's side.
 
@@ -235,6 +251,7 @@ class Session:
                 if kind is Kind.SUSPEND:
                     self.on_suspended(outcome)
                     return
+                self.on_checkpointed(outcome)
             self.state = "running"
 
     def _carry_out_one(self, kind: Kind, deadline_seconds: float) -> Outcome:

@@ -12,10 +12,14 @@ from typing import Protocol
 
 import torch
 
+from torchmig.agent import gpu as rank_gpu
+from torchmig.agent.gpu import RankGpu
 from torchmig.agent.link import RankLink
 from torchmig.agent.node import Rank
 from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.capture import files
+from torchmig.capture.device.environment import rank_environment
+from torchmig.capture.device.staging import Staging
 from torchmig.capture.process import images, trees
 from torchmig.criu import Criu
 from torchmig.cut import Report
@@ -81,6 +85,7 @@ class ScriptStarter:
         try:
             link.listen()
             environment = {**ENVIRONMENT, **os.environ, **plan.env, SOCKET: str(folder.control)}
+            environment.update(rank_environment(environment))
             stdout = plan.stdout or str(folder.stdout)
             stderr = plan.stderr or str(folder.stderr)
             process.spawn(plan.argv, environment, str(Path.cwd()), stdout, stderr)
@@ -99,6 +104,7 @@ class ScriptStarter:
             error_file=plan.error_file,
             lock=lock,
             passed_on={stdout: 0, stderr: 0},
+            gpu=new_gpu(folder),
         )
 
 
@@ -112,28 +118,53 @@ class SnapshotStarter:
     work_dir: str | None
     on_report: Callable[[Report], None]
     on_ended: Callable[[int], None]
+    gpus: str | None = None  # where GPU ranks go, as `--gpus` has it
 
     def start(self, plans: list[RankPlan]) -> list[Rank]:
         """Restore all; if one fails, none is left."""
         sections = [self._section(plan.rank) for plan in plans]
+        what = f"snapshot {self.manifest.id[:8]}"
+        gpu_maps = rank_gpu.plan_restore(sections, self.gpus, what)
         work = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=self.work_dir))
         locks = [RankFolder(Path(section.state["folder"])).claim() for section in sections]
+        started: list[Rank] = []
         try:
-            self._fetch(sections, work)
-            with ThreadPoolExecutor(max_workers=max(1, len(sections))) as pool:
+            rank_gpus = [self._gpu(section) for section in sections]
+            with ThreadPoolExecutor(max_workers=len(sections) + 1) as pool:
+                # GPU bytes flow into staging while CRIU restores.
+                loading = pool.submit(self._load, sections, rank_gpus)
+                self._fetch(sections, work)
                 futures = [
-                    pool.submit(self._restore, plan, section, work, lock)
-                    for plan, section, lock in zip(plans, sections, locks, strict=True)
+                    pool.submit(self._restore, plan, section, work, lock, gpu)
+                    for plan, section, lock, gpu in zip(
+                        plans, sections, locks, rank_gpus, strict=True
+                    )
                 ]
             errors = [error for f in futures if (error := f.exception()) is not None]
+            started = [future.result() for future in futures if future.exception() is None]
             if errors:
-                for future in futures:
-                    if future.exception() is None:
-                        future.result().end()
                 raise errors[0]
-            return [future.result() for future in futures]
+            loading.result()
+            for rank in started:
+                rank.gpu.adopt(rank.process.tree(), gpu_maps.get(rank.rank, {}))
+            rank_gpu.resume(rank_gpus)
+        except BaseException:
+            for rank in started:
+                rank.end()
+            raise
         finally:
             shutil.rmtree(work, ignore_errors=True)
+        return started
+
+    def _gpu(self, section: RankSection) -> RankGpu:
+        gpu = new_gpu(RankFolder(Path(section.state["folder"])))
+        gpu.take(section)
+        return gpu
+
+    def _load(self, sections: list[RankSection], rank_gpus: list[RankGpu]) -> None:
+        with Repository.open(self.repo) as repository, repository.reader(self.manifest) as reader:
+            for section, gpu in zip(sections, rank_gpus, strict=True):
+                gpu.load(reader, section.streams, f"rank-{section.rank}/")
 
     def _section(self, rank: int) -> RankSection:
         for section in self.manifest.ranks:
@@ -162,7 +193,9 @@ class SnapshotStarter:
                 prefix = f"rank-{section.rank}/"
                 files.restore_files(reader, section.streams, written, prefix)
 
-    def _restore(self, plan: RankPlan, section: RankSection, work: Path, lock: int) -> Rank:
+    def _restore(
+        self, plan: RankPlan, section: RankSection, work: Path, lock: int, gpu: RankGpu
+    ) -> Rank:
         state = section.state
         folder = RankFolder(Path(state["folder"]))
         Path(state["error_file"]).parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +221,13 @@ class SnapshotStarter:
             error_file=state["error_file"],
             lock=lock,
             passed_on={path: sizes.get(path, 0) for path in (state["stdout"], state["stderr"])},
+            gpu=gpu,
         )
+
+
+def new_gpu(folder: RankFolder) -> RankGpu:
+    """Return a rank's GPU side, empty until something is captured."""
+    return RankGpu(folder.path / "staging", Staging(0))
 
 
 def environment() -> dict[str, str]:

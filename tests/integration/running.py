@@ -1,0 +1,133 @@
+"""Runs real jobs under torchrun and torchmig-run for the tests, and compares what they print."""
+
+import functools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+JOBS = Path(__file__).resolve().parents[1] / "jobs"
+BIN = Path(sys.executable).parent
+START_SECONDS = 120
+END_SECONDS = 240
+
+
+class Run:
+    """One start of torchmig-run (or torchrun); its output goes into files."""
+
+    def __init__(self, folder, *arguments, program="torchmig-run", env=None, name=None):
+        self.folder = Path(folder)
+        name = name or uuid.uuid4().hex[:8]
+        self.stdout = self.folder / f"{name}.out"
+        self.stderr = self.folder / f"{name}.err"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
+            self.process = subprocess.Popen(
+                [str(BIN / program), *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=self.folder,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def text(self):
+        return self.stdout.read_text()
+
+    @property
+    def errors(self):
+        return self.stderr.read_text()
+
+    def wait_for(self, pattern, seconds=START_SECONDS):
+        """Wait until a line of standard output or error matches."""
+        deadline = time.monotonic() + seconds
+        while not re.search(pattern, self.text + self.errors, re.MULTILINE):
+            code = self.process.poll()
+            assert code is None, f"ended with {code} before {pattern!r}:\n{self.text}{self.errors}"
+            assert time.monotonic() < deadline, f"no {pattern!r} in\n{self.text}{self.errors}"
+            time.sleep(0.01)
+        return self
+
+    def wait_for_step(self, step, seconds=START_SECONDS):
+        return self.wait_for(rf"^rank \d+ step {step} ", seconds)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+        return self
+
+    def wait(self, seconds=END_SECONDS):
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"did not end:\n{self.text}{self.errors}") from None
+        finally:
+            self.kill()
+
+    def suspend(self):
+        """Suspend and check that it worked."""
+        code = self.signal(signal.SIGUSR2).wait()
+        assert code == 85, f"ended with {code}:\n{self.text}{self.errors}"
+        return self
+
+    def finish(self):
+        code = self.wait()
+        assert code == 0, f"ended with {code}:\n{self.text}{self.errors}"
+        return self
+
+    def kill(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def torchmig(*arguments, check=True, env=None):
+    """Run a verb and return the finished process."""
+    done = subprocess.run(
+        [str(BIN / "torchmig"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def by_rank(*texts):
+    """Return the lines of each rank in order; a line belongs to the rank that it begins with."""
+    lines = {}
+    for line in "".join(texts).splitlines():
+        match = re.match(r"rank (\d+) ", line)
+        assert match, f"a line of no rank: {line!r}"
+        lines.setdefault(int(match[1]), []).append(line)
+    return lines
+
+
+@functools.cache
+def unbroken(ranks, script, *arguments):
+    """Return what torchrun's ranks print, each into a file of its own; run once a process."""
+    folder = Path(tempfile.mkdtemp(prefix="torchmig-reference-"))
+    try:
+        run = Run(
+            folder,
+            f"--nproc-per-node={ranks}",
+            f"--log-dir={folder}/logs",
+            "--redirects=1",
+            JOBS / script,
+            *arguments,
+            program="torchrun",
+        ).finish()
+        assert run.text == ""
+        return by_rank(*(path.read_text() for path in folder.glob("logs/*/*/*/stdout.log")))
+    finally:
+        shutil.rmtree(folder)

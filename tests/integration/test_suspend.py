@@ -1,0 +1,94 @@
+"""Jobs that are suspended and restored print what they would have printed without it."""
+
+import json
+import os
+import random
+import signal
+
+import pytest
+from running import JOBS, Run, by_rank, torchmig, unbroken
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
+
+
+def suspend_and_restore(folder, ranks, step, script, *arguments):
+    first = Run(folder, f"--nproc-per-node={ranks}", JOBS / script, *arguments)
+    first.wait_for_step(step).suspend()
+    second = Run(folder, "--restore", "latest").finish()
+    assert by_rank(first.text, second.text) == unbroken(ranks, script, *arguments)
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("ranks", "step", "script", "arguments"),
+    [
+        (2, 7, "ddp.py", ("40",)),
+        (4, 5, "ddp.py", ("25",)),
+        (2, 10, "fsdp.py", ("40",)),
+        (4, 12, "mesh.py", ("40",)),
+        (3, 10, "ring.py", ("40",)),
+        (1, 20, "single.py", ("60", "training")),
+        (1, 20, "single.py", ("60", "inference")),
+        (2, 10, "compiled.py", ("30",)),
+        (2, 15, "threads.py", ("40",)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str) else None,
+)
+def test_prints_what_the_unbroken_run_prints(tmp_path, ranks, step, script, arguments):
+    suspend_and_restore(tmp_path, ranks, step, script, *arguments)
+
+
+def test_ten_cycles_at_random_moments(tmp_path):
+    steps = 120
+    moments = sorted(random.Random(os.urandom(8)).sample(range(3, steps - 8), 10))
+    texts = []
+    run = Run(tmp_path, "--nproc-per-node=2", JOBS / "ddp.py", steps, "0.01")
+    for moment in moments:
+        # A restored run goes on from wherever the last one stood, perhaps beyond this moment.
+        run.wait_for(rf"^rank \d+ step ({'|'.join(str(s) for s in range(moment, steps))}) ")
+        texts.append(run.suspend().text)
+        run = Run(tmp_path, "--restore=latest")
+    texts.append(run.finish().text)
+    assert by_rank(*texts) == unbroken(2, "ddp.py", str(steps), "0.01"), moments
+
+
+def test_five_checkpoints_of_one_run_and_a_restore_from_the_middle(tmp_path):
+    may_end = tmp_path / "may-end"
+    run = Run(tmp_path, "--nproc-per-node=2", JOBS / "ddp.py", "200", "0.05", may_end)
+    run.wait_for_step(1)
+    for count in range(1, 6):
+        run.signal(signal.SIGUSR1)
+        run.wait_for(r"(?s)(checkpointed into snapshot.*){%d}" % count)
+    may_end.touch()
+    reference = unbroken(2, "ddp.py", "200", "0.05")
+    assert by_rank(run.finish().text) == reference
+
+    summaries = snapshots(tmp_path)
+    assert [summary["kind"] for summary in summaries] == ["checkpoint"] * 5
+    again = Run(tmp_path, f"--restore={summaries[2]['id'][:12]}").finish()
+    for rank, lines in by_rank(again.text).items():
+        assert 1 < len(lines) < len(reference[rank])
+        assert lines == reference[rank][-len(lines) :]
+
+
+def test_a_second_snapshot_stores_little_of_the_first_again(tmp_path):
+    run = Run(tmp_path, "--nproc-per-node=2", JOBS / "ddp.py", "60")
+    run.wait_for_step(8).signal(signal.SIGUSR1).wait_for(r"checkpointed into snapshot")
+    run.wait_for_step(20).suspend()
+    Run(tmp_path, "--restore=latest").finish()
+    reports = [summary["report"] for summary in manifests(tmp_path)]
+    assert reports[1]["new_bytes"] <= 0.15 * reports[0]["new_bytes"]
+
+
+def snapshots(folder):
+    return json.loads(torchmig("snapshots", "--json", "--repo", folder / "torchmig-repo").stdout)
+
+
+def manifests(folder):
+    import json
+
+    repo = folder / "torchmig-repo"
+    return [
+        json.loads(torchmig("show", "--json", summary["id"], "--repo", repo).stdout)
+        for summary in snapshots(folder)
+    ]

@@ -1,0 +1,282 @@
+"""A rank's GPU memory between the cut and the rank's release, as its agent sees it.
+
+Everything here is undone by `bring_back`, from wherever a request has failed. A rank that uses no
+GPU goes through all of it without a step, and no driver is looked for.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from torchmig.agent.link import RankLink
+from torchmig.capture.device import blocks as gpu_blocks
+from torchmig.capture.device import driver, gpus
+from torchmig.capture.device.environment import has_gpu
+from torchmig.capture.device.staging import Staging, available_bytes, default_size
+from torchmig.capture.device.windows import PIECE_BYTES, Block, Piece, windows
+from torchmig.errors import HostUnfitError, SnapshotUnfitError
+from torchmig.repo import RankSection, Reader, Stream, Writer
+from torchmig.units import format_size
+
+log = logging.getLogger(__name__)
+
+COPY_SECONDS = 600.0
+WARM_EVERY_SECONDS = 5.0
+CONTEXT_BYTES = 1 << 30  # what a process takes on a GPU besides the allocator's memory
+STATE = "gpu"  # key in a rank's section
+
+
+class GpuStage(Enum):
+    """Where a rank's GPU memory is."""
+
+    IN_PLACE = "in place"
+    OUT = "out"  # in staging; the GPU's memory has been given back
+    SUSPENDED = "suspended"  # and the driver has taken the rest into the process
+
+
+@dataclass
+class RankGpu:
+    """One rank's GPU memory."""
+
+    socket_path: Path
+    staging: Staging
+    stage: GpuStage = GpuStage.IN_PLACE
+    facts: dict[str, Any] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)  # what the driver has taken
+    gpu_map: Mapping[UUID, UUID] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the rank has GPU state, as far as it has been asked."""
+        return bool(self.facts.get("devices"))
+
+    @property
+    def live_bytes(self) -> int:
+        """How much is kept."""
+        return sum(block.size_bytes for block in self.blocks)
+
+    def capture(self, link: RankLink) -> None:
+        """Copy what lives to staging and give the rank's GPU memory back."""
+        self.facts = link.call("device_describe")
+        self.seconds = {}
+        if not self.in_use:
+            return
+        if self.facts["arena"]:
+            log.warning(
+                "rank %d has no arena, so its driver saves all of its GPU memory: %s",
+                link.rank,
+                self.facts["arena"],
+            )
+        begun = time.monotonic()
+        self.blocks = [Block(*block) for block in link.call("device_live")]
+        self._make_room()
+        # From here on there is something to bring back, also when the copy fails half way.
+        self.stage = GpuStage.OUT
+        self._copy(link, out=True)
+        self.seconds["copy_out"] = time.monotonic() - begun
+        link.call("device_release", timeout_seconds=COPY_SECONDS)
+
+    def _make_room(self) -> None:
+        room = 2 * PIECE_BYTES + sum(-(-block.size_bytes // 512) * 512 for block in self.blocks)
+        missing = room - self.staging.touched_bytes
+        if missing > available_bytes():
+            raise HostUnfitError(
+                f"cannot checkpoint: {format_size(self.live_bytes)} on GPUs are to be kept and "
+                f"staging can have {format_size(available_bytes())} more of this host's memory; "
+                "free some, or run fewer ranks a host"
+            )
+        self.staging.grow(room)
+        self.pieces = [piece for window in windows(self.blocks, room) for piece in window]
+
+    def _copy(self, link: RankLink, *, out: bool) -> None:
+        flat = []
+        for piece in self.pieces:
+            block = self.blocks[piece.block]
+            address = block.address + piece.block_offset
+            flat.append([block.device, address, piece.size_bytes, piece.offset])
+        with self.staging.offered(self.socket_path) as path:
+            request = {"out": out, "staging": path, "pieces": flat}
+            link.call("device_copy", request, timeout_seconds=COPY_SECONDS)
+
+    def refill(self, link: RankLink) -> None:
+        """Give the rank its GPU memory again; it is under the driver's hand no more."""
+        if self.stage is not GpuStage.OUT:
+            return
+        begun = time.monotonic()
+        link.call("device_regain", timeout_seconds=COPY_SECONDS)
+        self._copy(link, out=False)
+        self.seconds["copy_in"] = time.monotonic() - begun
+        self.stage = GpuStage.IN_PLACE
+
+    def store(self, writer: Writer, prefix: str) -> list[Stream]:
+        """Write what was captured into the repository."""
+        return gpu_blocks.store(writer, self.blocks, self.pieces, self.staging.fd, prefix)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the manifest says of it."""
+        if not self.in_use:
+            return {}
+        return {"facts": self.facts, "blocks": gpu_blocks.to_state(self.blocks)}
+
+    def take(self, section: RankSection) -> None:
+        """Become what the section of a snapshot says; `load` brings the bytes."""
+        state = section.state.get(STATE) or {}
+        self.facts = state.get("facts", {})
+        if not self.in_use:
+            return
+        self.blocks = gpu_blocks.from_state(state["blocks"])
+        self._make_room()
+        self.stage = GpuStage.SUSPENDED
+
+    def adopt(self, pids: Sequence[int], gpu_map: Mapping[UUID, UUID]) -> None:
+        """Take the processes that CRIU has restored, and where their GPUs are to be."""
+        if self.in_use:
+            self.pids = driver.using_gpus(pids)
+            self.gpu_map = gpu_map
+
+    def load(self, reader: Reader, streams: Sequence[Stream], prefix: str) -> None:
+        """Bring the bytes from the repository into staging."""
+        if self.in_use:
+            gpu_blocks.restore(reader, streams, self.blocks, self.pieces, self.staging.fd, prefix)
+
+    def close(self) -> None:
+        """Give staging back."""
+        self.staging.close()
+
+
+def suspend(ranks: Sequence[tuple[RankGpu, Sequence[int]]]) -> None:
+    """Let the driver take what the ranks' processes still have on GPUs, all ranks together.
+
+    Args:
+        ranks: Each with the pids of its tree.
+    """
+    used = [(gpu, pids) for gpu, pids in ranks if gpu.in_use]
+    for gpu, pids in used:
+        gpu.pids = driver.using_gpus(pids)
+    begun = time.monotonic()
+    driver.suspend_all([pid for gpu, _ in used for pid in gpu.pids])
+    for gpu, _ in used:
+        gpu.stage = GpuStage.SUSPENDED
+        gpu.seconds["driver_checkpoint"] = time.monotonic() - begun
+
+
+def resume(ranks: Sequence[RankGpu]) -> None:
+    """Let the driver give back what it has taken, all ranks together."""
+    taken = [gpu for gpu in ranks if gpu.stage is GpuStage.SUSPENDED]
+    if not taken:
+        return
+    begun = time.monotonic()
+    maps = {pid: gpu.gpu_map for gpu in taken if gpu.gpu_map for pid in gpu.pids}
+    driver.resume_all([pid for gpu in taken for pid in gpu.pids], maps)
+    for gpu in taken:
+        gpu.stage = GpuStage.OUT
+        gpu.gpu_map = {}
+        gpu.seconds["driver_restore"] = time.monotonic() - begun
+
+
+def plan_restore(
+    sections: Sequence[RankSection], named: str | None, what: str
+) -> dict[int, Mapping[UUID, UUID]]:
+    """Return the GPU map of each rank, empty where nothing moves; nothing has been started yet.
+
+    Args:
+        sections: The ranks of this node.
+        named: The GPUs that the user wants, as `--gpus` has them; None for the same ones, or, where
+            these are not here, the first ones.
+        what: Names the snapshot in messages.
+
+    Raises:
+        SnapshotUnfitError: They do not fit this host's GPUs.
+    """
+    facts = {s.rank: (s.state.get(STATE) or {}).get("facts") for s in sections}
+    facts = {rank: fact for rank, fact in facts.items() if fact and fact["devices"]}
+    if not facts:
+        return {}
+    present = gpus.list_gpus()
+    if not present:
+        raise SnapshotUnfitError(
+            f"cannot restore {what}: its ranks use GPUs and this host has none"
+        )
+    gpus.require_driver()
+    needs = [
+        gpus.Need(rank, gpus.parse_uuid(d["uuid"]), d["name"], d["reserved_bytes"] + CONTEXT_BYTES)
+        for rank, fact in sorted(facts.items())
+        for d in fact["devices"]
+    ]
+    targets = _targets([need.gpu for need in needs], named, present, what)
+    gpus.check_fit(needs, {(need.rank, need.gpu): targets[need.gpu] for need in needs}, what)
+    ids = [gpu.id for gpu in present]
+    maps = {}
+    for rank, fact in facts.items():
+        used = [gpus.parse_uuid(d["uuid"]) for d in fact["devices"]]
+        seen = [gpus.parse_uuid(text) for text in fact["visible"]]
+        maps[rank] = driver.gpu_map(seen, {gpu: targets[gpu].id for gpu in used}, ids)
+    return maps
+
+
+def _targets(
+    used: Sequence[UUID], named: str | None, present: Sequence[gpus.Gpu], what: str
+) -> dict[UUID, gpus.Gpu]:
+    wanted = list(dict.fromkeys(used))
+    here = {gpu.id: gpu for gpu in present}
+    if named is None and all(gpu in here for gpu in wanted):
+        return {gpu: here[gpu] for gpu in wanted}
+    chosen = gpus.choose(named, present) if named is not None else list(present)
+    if len(chosen) < len(wanted):
+        raise SnapshotUnfitError(
+            f"cannot restore {what}: it needs {len(wanted)} GPUs and {len(chosen)} are "
+            f"{'named' if named is not None else 'here'}; name as many with --gpus"
+        )
+    return dict(zip(wanted, chosen, strict=False))
+
+
+class Warmer(threading.Thread):
+    """Touches staging in the background, as far as the ranks' GPU memory asks for it."""
+
+    def __init__(self, ranks: Sequence[RankGpu], staging_bytes: int | None) -> None:
+        super().__init__(name="staging", daemon=True)
+        self._ranks = list(ranks)
+        self._size_bytes = staging_bytes // len(ranks) if staging_bytes is not None else None
+        self._told = 0
+
+    def run(self) -> None:
+        """Look again and again; end with the ranks."""
+        while not all(rank.staging.closed for rank in self._ranks):
+            size = self._wanted()
+            if size > self._told:
+                log.info("staging: %s for each rank", format_size(size))
+                self._told = size
+            for rank in self._ranks:
+                rank.staging.grow(size)
+                rank.staging.touch(size)
+                rank.staging.wait_touched()
+            time.sleep(WARM_EVERY_SECONDS)
+
+    def _wanted(self) -> int:
+        if self._size_bytes is not None:
+            return self._size_bytes
+        present = gpus.list_gpus()
+        used = max((gpu.total_bytes - gpu.free_bytes for gpu in present), default=0)
+        if used < CONTEXT_BYTES:
+            return self._told
+        # Memory that is already touched is ours: only the rest is asked of what is available.
+        most = self._told + default_size(len(self._ranks), max(g.total_bytes for g in present))
+        return max(self._told, min(used, most))
+
+
+def warm(ranks: Sequence[RankGpu], staging_bytes: int | None) -> Warmer | None:
+    """Start to touch staging; nothing is done where there is no GPU."""
+    if not has_gpu() or not ranks:
+        return None
+    warmer = Warmer(ranks, staging_bytes)
+    warmer.start()
+    return warmer
