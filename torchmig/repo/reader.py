@@ -49,9 +49,11 @@ class Reader:
         self._store = store
         self._index = index
         self._snapshot_id = snapshot_id
-        self._threads = threads or default_threads()
         self._budget_bytes = budget_bytes
         self._read_bytes = min(store.read_bytes, max(1 << 20, budget_bytes // 8))
+        # Each thread has a buffer for one read.
+        most = max(1, budget_bytes // 2 // self._read_bytes)
+        self._threads = min(threads or default_threads(), most)
         self._is_refreshed = False
         self._refresh_lock = threading.Lock()
         self._missing: set[str] = set()  # packs that were not where the index said
@@ -119,7 +121,7 @@ class Reader:
             for row in self.rows(stream)
             if row[0] < stop_bytes and row[0] + row[1] > start_bytes
         ]
-        windows = deque(_windows(extents, max(_WINDOW_BYTES, self._read_bytes)))
+        windows = deque(_windows(extents, min(_WINDOW_BYTES, self._budget_bytes // 8)))
         with self._pool() as pool:
             running: deque[tuple[list[Row], dict[bytes, Buffer], list[None], int]] = deque()
 

@@ -57,10 +57,11 @@ class Writer:
         self._store = store
         self._session = session
         self._index = session.index
-        # Half of the budget is for packs on their way to the store, a quarter for pieces that wait
-        # to be hashed; the rest is what the threads themselves hold.
-        self._hashers = Pool("hash", threads or default_threads(), budget_bytes // 4)
-        self._putters = Pool("put", put_threads, max(PACK_BYTES, budget_bytes // 2))
+        # An eighth of the budget is for pieces that wait to be hashed, one for each of the two
+        # open packs, three for packs on their way to the store. The rest is for what the threads
+        # hold: a piece each, and the copy of a pack that the S3 SDK insists on.
+        self._hashers = Pool("hash", threads or default_threads(), budget_bytes // 8)
+        self._putters = Pool("put", put_threads, budget_bytes * 3 // 8)
         self._pack_bytes = min(PACK_BYTES, max(TASK_BYTES, budget_bytes // 8))
         self._lock = threading.Lock()
         self._claimed: set[bytes] = set()

@@ -87,8 +87,8 @@ class S3Options:
 class S3Store(Store):
     """Objects in a bucket, below a prefix."""
 
-    # One request for each pack: requests cost money and a round trip, memory is bounded elsewhere.
-    read_bytes = 64 << 20
+    # One request for each pack: requests cost money and a round trip.
+    read_bytes = 32 << 20
 
     def __init__(self, bucket: str, prefix: str, options: S3Options | None = None) -> None:
         self.bucket = bucket
