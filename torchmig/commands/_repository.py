@@ -3,20 +3,16 @@
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torchmig.errors import SnapshotNotFoundError
 from torchmig.repo import Repository, Summary
 
-DEFAULT_REPO = "torchmig-repo"  # as torchmig-run
-
 
 @contextmanager
 def opened(options: argparse.Namespace, *, create: bool = False) -> Iterator[Repository]:
     """Open the repository that the options name, for the time of the `with` block."""
-    address = options.repo or str(Path(DEFAULT_REPO).resolve())
-    with Repository.open(address, create=create) as repo:
+    with Repository.open(options.repo, create=create) as repo:
         yield repo
 
 

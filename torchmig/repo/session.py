@@ -46,12 +46,21 @@ class WriteSession:
             self._lock.__exit__(None, None, None)
             if failed:
                 self._release()
-            elif not self._lock.refresh(older_than_seconds=_RECENT_SECONDS):
-                self._lock = None
-                raise StoreError(
-                    f"lost the lock on {self._store.url!r} while writing: this host stood still "
-                    "for too long, and a prune may have run; write the snapshot again"
-                )
+            else:
+                self._require()
+
+    def require_lock(self) -> None:
+        """Raise if the lock has been lost while writing: a prune may have deleted what was sent."""
+        with self._mutex:
+            self._require()
+
+    def _require(self) -> None:
+        if self._lock is None or not self._lock.refresh(older_than_seconds=_RECENT_SECONDS):
+            self._is_broken = True
+            raise StoreError(
+                f"lost the lock on {self._store.url!r} while writing: this host stood still "
+                "for too long, and a prune may have run; write the snapshot again"
+            )
 
     def release(self) -> None:
         """Give the lock up, unless a writer is at work."""

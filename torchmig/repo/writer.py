@@ -13,7 +13,7 @@ from types import TracebackType
 
 from blake3 import blake3
 
-from torchmig.errors import TorchmigError
+from torchmig.errors import StoreError, TorchmigError
 from torchmig.repo.blob import CHUNK_BYTES, KIND_CODES, Encoder, Kind, hash_of, zero_hash
 from torchmig.repo.buffers import BufferPool
 from torchmig.repo.index import encode_index
@@ -274,8 +274,16 @@ class Writer:
             self._put_index(batch)
 
     def _put_index(self, packs: list[tuple[bytes, bytes]]) -> None:
+        # An index must not name packs that a prune has deleted since: asked before, and after, so
+        # that whichever came first is noticed.
+        self._session.require_lock()
         name, data = encode_index(packs)
         self._store.put(name, [data])
+        try:
+            self._session.require_lock()
+        except StoreError:
+            self._store.delete(name)
+            raise
         self._index.note_object(name)
         with self._lock:
             self.stats.stored_bytes += len(data)
