@@ -7,7 +7,7 @@
 
 namespace torchmig {
 
-constexpr uint32_t kArenaAbiVersion = 1;
+constexpr uint32_t kArenaAbiVersion = 2;
 constexpr const char* kArenaAbiSymbol = "torchmig_arena_abi";
 
 // What a process did that a checkpoint cannot hold; each has a counter.
@@ -37,6 +37,8 @@ struct ArenaAbi {
     // Why there is no arena, as text; empty where there is one. Valid until the next call.
     const char* (*why_unusable)();
     uint64_t (*seen)(int what);
+    // Whether a socket of this inode number is NCCL's; may be called in a forked child.
+    int (*is_nccl_socket)(uint64_t inode);
 };
 
 }  // namespace torchmig

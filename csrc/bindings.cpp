@@ -1,4 +1,5 @@
 // Registers the components with Python; nothing else happens here.
+#include <malloc.h>
 #include <torch/extension.h>
 
 #include "arena_bindings.h"
@@ -55,6 +56,8 @@ void register_control(py::module_& m) {
           py::arg("world_size"), py::arg("signal_number"), NoGil());
     m.def("control_ended", &torchmig::control_ended, NoGil());
     m.def("install_fork_hook", &torchmig::install_fork_hook);
+    // What a step has allocated and freed stays in the heap as dirty pages, which a dump would save.
+    m.def("trim_heap", [] { malloc_trim(0); }, NoGil());
 }
 
 void register_communication(py::module_& m) {
@@ -82,6 +85,7 @@ void register_sockets(py::module_& m) {
     });
     m.def("remember_torch", &torchmig::remember_torch, py::arg("before"), py::arg("after"));
     m.def("remember_watched", &torchmig::remember_watched);
+    m.def("torch_socket_inodes", &torchmig::torch_socket_inodes);
     m.def("neutralise_torch_sockets", &torchmig::neutralise_torch_sockets);
     m.def("torch_is_quiet", &torchmig::torch_is_quiet, NoGil());
 }

@@ -11,12 +11,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <sstream>
 #include <stdexcept>
 #include <thread>
 
@@ -48,38 +50,61 @@ std::string quote(const std::string& text) {
     return out + "\"";
 }
 
-std::string to_json(const Report& report) {
-    std::ostringstream out;
-    out << "{\"type\":\"report\",\"request\":" << report.request
-        << ",\"serial\":" << report.serial << ",\"state\":" << quote(report.state)
-        << ",\"place\":" << quote(report.place) << ",\"steps\":" << report.steps << ",\"seconds_per_step\":" << report.seconds_per_step
-        << ",\"counters\":{";
-    const char* comma = "";
-    for (const auto& counter : report.counters) {
-        out << comma << quote(counter.first) << ":" << counter.second;
-        comma = ",";
-    }
-    out << "},\"waiting\":[";
-    comma = "";
-    for (const auto& key : report.waiting) {
-        out << comma << quote(key);
-        comma = ",";
-    }
-    out << "],\"groups\":{";
-    comma = "";
-    for (const auto& group : report.groups) {
-        out << comma << quote(group.first) << ":[";
-        const char* inner = "";
-        for (const int64_t rank : group.second) {
-            out << inner << rank;
-            inner = ",";
-        }
-        out << "]";
-        comma = ",";
-    }
-    out << "}}";
-    return out.str();
+// No streams here: some tool chains link a C++ runtime of their own into this library, and streams
+// look their helpers up in whichever runtime the process finds first.
+std::string number(double value) {
+    char buffer[32];
+    const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
+    return std::string(buffer, end);
 }
+
+template <typename Items, typename Write>
+std::string joined(const Items& items, Write write) {
+    std::string out;
+    for (const auto& item : items) {
+        out += out.empty() ? "" : ",";
+        out += write(item);
+    }
+    return out;
+}
+
+std::string to_json(const Report& report) {
+    const auto counter = [](const auto& item) {
+        return quote(item.first) + ":" + std::to_string(item.second);
+    };
+    const auto group = [](const auto& item) {
+        return quote(item.first) + ":[" +
+               joined(item.second, [](int64_t rank) { return std::to_string(rank); }) + "]";
+    };
+    return "{\"type\":\"report\",\"request\":" + std::to_string(report.request) +
+           ",\"serial\":" + std::to_string(report.serial) + ",\"state\":" + quote(report.state) +
+           ",\"place\":" + quote(report.place) + ",\"steps\":" + std::to_string(report.steps) +
+           ",\"seconds_per_step\":" + number(report.seconds_per_step) + ",\"counters\":{" +
+           joined(report.counters, counter) + "},\"waiting\":[" +
+           joined(report.waiting, quote) + "],\"groups\":{" + joined(report.groups, group) +
+           "}}";
+}
+
+// The words of a line, one after the other.
+class Words {
+  public:
+    explicit Words(const std::string& line) : rest_(line) {}
+
+    std::string word() {
+        const size_t begin = std::min(rest_.find_first_not_of(' '), rest_.size());
+        const size_t end = std::min(rest_.find(' ', begin), rest_.size());
+        std::string found = rest_.substr(begin, end - begin);
+        rest_.erase(0, end);
+        return found;
+    }
+    uint64_t number() { return std::strtoull(word().c_str(), nullptr, 10); }
+    std::string rest() {
+        return rest_.substr(std::min(rest_.find_first_not_of(' '), rest_.size()));
+    }
+
+  private:
+    std::string rest_;
+};
 
 class Control {
   public:
@@ -258,9 +283,8 @@ class Control {
     }
 
     void handle(const std::string& line) {
-        std::istringstream in(line);
-        std::string verb;
-        in >> verb;
+        Words in(line);
+        const std::string verb = in.word();
         if (verb == "order") {
             take_order(in);
         } else if (verb == "release") {
@@ -269,11 +293,8 @@ class Control {
             Gate::instance().release();
             send_line("{\"type\":\"released\"}");
         } else if (verb == "call") {
-            std::string name;
-            in >> name;
-            std::string argument;
-            std::getline(in >> std::ws, argument);
-            send_line(call_python(name, argument));
+            const std::string name = in.word();
+            send_line(call_python(name, in.rest()));
         } else if (verb == "detach") {
             active_ = false;
             reconnect();
@@ -283,15 +304,14 @@ class Control {
         }
     }
 
-    void take_order(std::istringstream& in) {
+    void take_order(Words& in) {
         Order order;
-        int level = 0;
-        int final = 0;
-        size_t targets = 0;
-        in >> order.request >> order.serial >> level >> final >> targets;
-        order.level = static_cast<Level>(level);
-        order.final = final != 0;
-        for (size_t i = 0; i < targets; ++i) {
+        order.request = in.number();
+        order.serial = in.number();
+        order.level = static_cast<Level>(in.number());
+        order.final = in.number() != 0;
+        const uint64_t targets = in.number();
+        for (uint64_t i = 0; i < targets; ++i) {
             std::string line;
             if (!read_line(&line, [] {})) {
                 return;

@@ -1,6 +1,7 @@
 #include "fork_cuda.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "arena_abi.h"
 #include "lazy_cuda.h"
 
 namespace torchmig {
@@ -21,6 +23,8 @@ constexpr char kDevices[] = "/dev/nvidia";
 
 // Set in the parent, where asking the loader is allowed; a child may find its lock held.
 bool cuda_in_parent = false;
+
+const ArenaAbi* abi = nullptr;
 
 void before_fork() {
     cuda_in_parent = cuda::driver_is_loaded();
@@ -88,6 +92,15 @@ struct DirectoryEntry {  // as getdents64 writes it
     char name[];
 };
 
+bool must_go(const char* target) {
+    constexpr char kSocket[] = "socket:[";
+    if (std::strncmp(target, kSocket, sizeof kSocket - 1) == 0) {
+        return abi != nullptr &&
+               abi->is_nccl_socket(std::strtoull(target + sizeof kSocket - 1, nullptr, 10)) != 0;
+    }
+    return std::strncmp(target, kDevices, sizeof kDevices - 1) == 0;
+}
+
 void close_descriptors() {
     const int folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) {
@@ -102,10 +115,9 @@ void close_descriptors() {
         for (long at = 0; at < got;) {
             auto* entry = reinterpret_cast<DirectoryEntry*>(buffer + at);
             at += entry->length;
-            char target[64];
-            const ssize_t length = readlinkat(folder, entry->name, target, sizeof target - 1);
-            if (length >= static_cast<ssize_t>(sizeof kDevices - 1) &&
-                std::strncmp(target, kDevices, sizeof kDevices - 1) == 0) {
+            char target[64] = "";
+            if (readlinkat(folder, entry->name, target, sizeof target - 1) > 0 &&
+                must_go(target)) {
                 close(std::atoi(entry->name));
             }
         }
@@ -125,6 +137,12 @@ void in_child() {
 }  // namespace
 
 void install_fork_cuda() {
+    using Door = const ArenaAbi* (*)();
+    const auto door = reinterpret_cast<Door>(dlsym(RTLD_DEFAULT, kArenaAbiSymbol));
+    abi = door != nullptr ? door() : nullptr;
+    if (abi != nullptr && abi->version != kArenaAbiVersion) {
+        abi = nullptr;
+    }
     static const int once = pthread_atfork(before_fork, nullptr, in_child);
     (void)once;
 }

@@ -1,7 +1,7 @@
 // Forked children of a CUDA process give up what the driver left open in them.
 //
 // A child inherits descriptors and mappings of /dev/nvidia* that it can do nothing with, and CRIU
-// cannot dump a process that has them.
+// cannot dump a process that has them; the same holds for NCCL's sockets.
 #pragma once
 
 namespace torchmig {

@@ -183,6 +183,13 @@ void remember_watched() {
     }
 }
 
+std::vector<uint64_t> torch_socket_inodes() {
+    remember_watched();
+    auto& all = remembered();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    return {all.sockets.begin(), all.sockets.end()};
+}
+
 std::vector<int> open_torch_sockets() {
     auto& all = remembered();
     const std::lock_guard<std::mutex> lock(all.mutex);

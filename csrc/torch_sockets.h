@@ -24,6 +24,9 @@ void remember_torch(const ProcessView& before, const ProcessView& after);
 // Remembers every socket that torch's epolls watch now (pairs that were connected later).
 void remember_watched();
 
+// Inode numbers of torch's sockets.
+std::vector<uint64_t> torch_socket_inodes();
+
 // Torch's sockets that are still open: file descriptors.
 std::vector<int> open_torch_sockets();
 

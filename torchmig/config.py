@@ -153,6 +153,15 @@ OPTIONS: tuple[Option, ...] = (
         "SIGNAL",
     ),
     Option(
+        "gpus",
+        _text,
+        None,
+        (Group.RUN,),
+        "with --restore: the GPUs to restore onto, by index or UUID in the order of the ranks; "
+        "the same ones as before when left out, or the first ones on another host",
+        "LIST",
+    ),
+    Option(
         "staging",
         parse_size,
         None,

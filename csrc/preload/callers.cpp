@@ -66,6 +66,13 @@ bool is_allocator(const void* return_address) {
     return address >= begin.load() && address < end.load();
 }
 
+bool is_nccl(const void* return_address) {
+    // Several copies may be loaded, at any time, and calls are few: asked anew each time.
+    Dl_info info{};
+    return dladdr(return_address, &info) != 0 && info.dli_fname != nullptr &&
+           std::strncmp(base_name(info.dli_fname), "libnccl", 7) == 0;
+}
+
 void* runtime_function(const char* name) {
     if (void* next = dlsym(RTLD_NEXT, name)) {
         return next;

@@ -7,6 +7,9 @@ namespace torchmig::preload {
 // allocations are left to the runtime: the driver saves what they hold.
 bool is_allocator(const void* return_address);
 
+// True if it lies in libnccl.
+bool is_nccl(const void* return_address);
+
 // The function of this name in the CUDA runtime that the process has loaded, null if it has none.
 // The runtime is often loaded out of the global scope, where dlsym's RTLD_NEXT does not look.
 void* runtime_function(const char* name);

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "../arena_cuda.h"
+#include "nccl_sockets.h"
 
 namespace torchmig::preload {
 
@@ -74,8 +75,12 @@ uint64_t seen(int what) {
     return what >= 0 && what < static_cast<int>(Seen::kCount) ? counters[what].load() : 0;
 }
 
+int nccl_socket(uint64_t inode) {
+    return is_nccl_socket(inode) ? 1 : 0;
+}
+
 constexpr ArenaAbi kAbi{kArenaAbiVersion, detach, attach, detached, mappings, physical_bytes,
-                        why_unusable,     seen};
+                        why_unusable,     seen,   nccl_socket};
 
 }  // namespace
 

@@ -4,8 +4,8 @@
 
 Kinds: fill16, fill32 (GiB of live tensors), gpt (GPT-2 small, AMP, fused AdamW, DataLoader workers,
 pinned memory), compile (the same, compiled), graph (a CUDA graph replayed), oom (runs out of memory
-and catches it), streams (side streams and events). When FOLDER/park exists the job stands still
-after the step, does what the files FOLDER/ask.N say, and goes on when told to.
+and catches it), streams (side streams and events). After the step that FOLDER/park names the job
+stands still, does what the files FOLDER/ask.N say, and goes on when told to.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ class Ask:
     def __init__(self, folder):
         self.folder = folder
         self.number = 0
-        self.nvml = 0
 
-    def pause(self):
-        if not (self.folder / "park").exists():
+    def pause(self, step):
+        park = self.folder / "park"
+        if not park.exists() or int(park.read_text()) > step:
             return
         rank_device.settle()
         self.answer("parked", os.getpid())
@@ -66,11 +66,17 @@ class Ask:
 
     def leave(self):
         released = rank_device.release()
-        self.nvml = rank_device.close_nvml()
-        return {"released": released, "nvml": self.nvml}
+        rank_device.close_nvml()
+        return {"released": released}
+
+    def close_nvml(self):
+        rank_device.close_nvml()
+
+    def reopen_nvml(self):
+        rank_device.reopen_nvml()
 
     def come_back(self):
-        rank_device.reopen_nvml(self.nvml)
+        self.reopen_nvml()
         rank_device.regain()
 
     def go(self):
@@ -254,11 +260,9 @@ def main():
     job, ask = make(kind), Ask(folder)
     with (folder / "log").open("w", buffering=1) as log:
         for number in range(steps):
-            begun = time.monotonic()
             loss = job.step().item()
             log.write(f"{number} {float(loss).hex()}\n")
-            (folder / "step_seconds").write_text(str(time.monotonic() - begun))
-            ask.pause()
+            ask.pause(number)
         log.write(f"end {digest(job)}\n")
 
 

@@ -1,5 +1,6 @@
 """Suspends and restores one GPU process without an agent: the same steps, one after the other."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -19,6 +20,12 @@ from torchmig.criu import find_criu
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("gpu_job.py")
 ASK_SECONDS = 240.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper():
+    """A restored process is nobody's child: without this its pid would stay taken when it ends."""
+    assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def job_environment(arena=True, **more):
@@ -32,14 +39,17 @@ def job_environment(arena=True, **more):
 class Job:
     """A running job of `gpu_job.py`, alone in its session."""
 
-    def __init__(self, kind, steps, folder, environment):
+    def __init__(self, kind, steps, folder, environment, stop=None):
         self.folder = folder
         self.times = {}
         self.sizes = {}
         self.number = 0
+        become_subreaper()
         folder.mkdir(parents=True)
+        if stop is not None:
+            self.park_after(stop)
         with (folder / "out").open("wb") as out:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, str(JOB), kind, str(steps), str(folder)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -47,7 +57,9 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.pid = self.process.pid
+        self.pid = process.pid
+        process.returncode = 0  # waited for here, not by subprocess
+        self.status = None
 
     @contextmanager
     def timed(self, name):
@@ -56,13 +68,18 @@ class Job:
         self.times[name] = time.monotonic() - begun
 
     def alive(self):
-        if self.process is not None:
-            return self.process.poll() is None
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rsplit(") ", 1)[1][0]
-        except FileNotFoundError:
-            return False
-        return state != "Z"
+        if self.status is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = status if done else None
+        return self.status is None
+
+    def wait(self, seconds=ASK_SECONDS):
+        """Wait until the process has ended, and return how."""
+        end = time.monotonic() + seconds
+        while self.alive():
+            assert time.monotonic() < end, self.output()
+            time.sleep(0.001)
+        return self.status
 
     def wait_for(self, name, seconds=ASK_SECONDS):
         path = self.folder / name
@@ -75,22 +92,16 @@ class Job:
             time.sleep(0.001)
         return json.loads(path.read_text())
 
-    def wait_for_steps(self, steps, seconds=ASK_SECONDS):
-        end = time.monotonic() + seconds
-        log = self.folder / "log"
-        while not log.exists() or len(log.read_text().splitlines()) < steps:
-            if not self.alive():
-                raise AssertionError(f"the job has ended: {self.output()}")
-            if time.monotonic() > end:
-                raise AssertionError(f"no step {steps} from the job: {self.output()}")
-            time.sleep(0.005)
-
     def output(self):
         return (self.folder / "out").read_text(errors="replace")[-3000:]
 
-    def park(self):
-        (self.folder / "parked").unlink(missing_ok=True)
-        (self.folder / "park").touch()
+    def park_after(self, step):
+        """Say after which step the job is to stand still; before that step, or while it stands."""
+        part = self.folder / ".park"
+        part.write_text(str(step))
+        part.rename(self.folder / "park")
+
+    def wait_parked(self):
         self.wait_for("parked")
 
     def ask(self, name, **args):
@@ -101,26 +112,24 @@ class Job:
         self.number += 1
         return answer
 
-    def go(self):
-        (self.folder / "park").unlink()
+    def go(self, next_stop=None):
+        (self.folder / "parked").unlink()
+        if next_stop is None:
+            (self.folder / "park").unlink()
+        else:
+            self.park_after(next_stop)
         self.ask("go")
 
     def end(self):
         """Wait for the job's own end and return its log."""
-        if self.process is not None:
-            assert self.process.wait(ASK_SECONDS) == 0, self.output()
-        else:
-            end = time.monotonic() + ASK_SECONDS
-            while self.alive():
-                assert time.monotonic() < end, self.output()
-                time.sleep(0.005)
+        assert self.wait() == 0, self.output()
         return (self.folder / "log").read_text()
 
     def kill(self):
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        if self.process is not None:
-            self.process.wait()
+        if self.alive():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.wait()
 
 
 def criu(action, images, *options):
@@ -184,17 +193,24 @@ def dump(job, images):
         driver.suspend_all([job.pid])
     with job.timed("criu_dump"):
         criu("dump", images, "-t", str(job.pid))
-    if job.process is not None:
-        job.process.wait()
-        job.process = None
+    assert os.WTERMSIG(job.wait()) == signal.SIGKILL
+    reap_orphans()
     job.sizes["image"] = tree_bytes(images)
+
+
+def reap_orphans():
+    """Take the ends of the job's own children, whose pids are wanted again."""
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
 
 
 def undump(job, images, gpus=None):
     with job.timed("criu_restore"):
         criu("restore", images, "-d")
+        job.status = None
     with job.timed("driver_restore"):
-        driver.resume_all([job.pid], gpus)
+        driver.resume_all([job.pid], {job.pid: gpus} if gpus else None)
 
 
 def new_staging(size_bytes):

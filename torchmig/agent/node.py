@@ -26,6 +26,7 @@ from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.capture import files
 from torchmig.capture.device import environment, gpus
 from torchmig.capture.process import images, trees
+from torchmig.capture.process.refused import find_refused
 from torchmig.criu import Criu
 from torchmig.cut import Report, State, unpack_orders
 from torchmig.errors import HostUnfitError, RequestWithdrawnError, TorchmigError
@@ -172,6 +173,15 @@ class Node:
             {"rank": rank.rank, "live_bytes": rank.gpu.live_bytes, "seconds": rank.gpu.seconds}
             for rank in self.ranks
         ]
+
+    def refused(self) -> list[str]:
+        """Return what keeps the ranks, which stand at the cut, from being dumped or restored."""
+        reasons = []
+        for number, facts in self.call("describe"):
+            rank = next(each for each in self.ranks if each.rank == number)
+            found = facts["refused"] + find_refused(rank.process.tree(), facts["sockets"])
+            reasons += [f"rank {number}: {reason}" for reason in found]
+        return reasons
 
     def dump(self) -> list[dict[str, Any]]:
         """Dump all rank trees, side by side, and copy their files; the trees are left stopped."""
@@ -326,6 +336,7 @@ _SERVED = {
     "orders",
     "call",
     "capture",
+    "refused",
     "dump",
     "save",
     "reattach",

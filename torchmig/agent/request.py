@@ -188,10 +188,7 @@ class Request:
 
     def _refuse(self) -> None:
         """Refuse by name what could not be restored; nothing has been frozen yet."""
-        reasons = []
-        for node in self._every("call", name="describe"):
-            for rank, facts in node:
-                reasons += [f"rank {rank}: {reason}" for reason in facts["refused"]]
+        reasons = [reason for node in self._every("refused") for reason in node]
         if reasons:
             raise HostUnfitError(
                 f"cannot checkpoint job '{self.job.name.name}': {'; '.join(reasons)}"

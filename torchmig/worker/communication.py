@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from torchmig import _C
-from torchmig.worker import rendezvous
+from torchmig.worker import nccl, rendezvous
 
 # Where backends that are built anew find each other.
 _BACKENDS = "torchmig-backend/"
@@ -47,6 +47,7 @@ class _Backend:
     timeout: timedelta
     members: list[int]
     placeholder: Any
+    recipe: nccl.Recipe | None  # of a backend that is NCCL's
 
 
 @dataclass
@@ -110,13 +111,18 @@ def _take_down_group(group: dist.ProcessGroup) -> None:
         kind = _kind(backend)
         if kind not in ("gloo", "nccl"):
             continue
+        recipe = nccl.recipe(group, backend) if kind == "nccl" else None
         placeholder = _C.ParkedBackend(backend.rank(), backend.size(), kind)
         seen.append(placeholder)  # one backend may serve several devices
         members = sorted(c10d._world.pg_group_ranks[group])
         timeout = backend.options._timeout
         _down.backends.append(
-            _Backend(group, group.group_name, kind, str(device), timeout, members, placeholder)
+            _Backend(
+                group, group.group_name, kind, str(device), timeout, members, placeholder, recipe
+            )
         )
+        if recipe is not None:
+            nccl.shut_down(backend)
         _C.swap_backend(group, backend, placeholder)
     del seen
 
@@ -139,7 +145,10 @@ def build_up(place: Place, timeout_seconds: float) -> None:
     _C.remember_torch(before, _C.ProcessView.now())
     # By name, which is the same on all members: groups that overlap are built in one order.
     for backend in sorted(_down.backends, key=lambda each: (each.name, each.device)):
-        _C.swap_backend(backend.group, backend.placeholder, _new_backend(backend, place.generation))
+        new = _new_backend(backend, place.generation)
+        _C.swap_backend(backend.group, backend.placeholder, new)
+        if backend.recipe is not None:
+            nccl.connect(backend.recipe, backend.group, new)
     _down.backends = []
 
 
@@ -148,6 +157,8 @@ def _new_backend(old: _Backend, generation: str) -> Any:
     store = dist.PrefixStore(
         f"{_BACKENDS}{generation}/{old.name}/{old.device}", old.group.get_group_store()
     )
+    if old.recipe is not None:
+        return nccl.make(old.recipe, old.group, store)
     new = c10d.ProcessGroupGloo(store, old.group.rank(), old.group.size(), timeout=old.timeout)
     new.options.global_ranks_in_group = old.members
     new.options.group_name = old.name

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
 import torch
 
@@ -36,16 +37,21 @@ def devices() -> list[int]:
 def describe() -> dict[str, Any]:
     """Return what the agent needs to know of this rank's GPUs before it asks for anything."""
     if not in_use():
-        return {"devices": [], "visible": [], "arena": "", "live_bytes": 0, "reserved_bytes": 0}
+        return {"devices": [], "visible": [], "arena": ""}
     return {
-        "devices": devices(),
+        "devices": [
+            {
+                "device": device,
+                "uuid": _uuid(device),
+                "name": torch.cuda.get_device_name(device),
+                "live_bytes": torch.cuda.memory_allocated(device),
+                "reserved_bytes": torch.cuda.memory_reserved(device),
+            }
+            for device in devices()
+        ],
         # The map of a restore names every GPU that the process sees, not only those that it uses.
-        "visible": [_uuid(d) for d in range(torch.cuda.device_count())],
-        "names": [torch.cuda.get_device_name(d) for d in devices()],
+        "visible": [_uuid(device) for device in range(torch.cuda.device_count())],
         "arena": _C.arena_why_unusable(),
-        "live_bytes": sum(torch.cuda.memory_allocated(d) for d in devices()),
-        "reserved_bytes": sum(torch.cuda.memory_reserved(d) for d in devices()),
-        "capability": [list(torch.cuda.get_device_capability(d)) for d in devices()],
     }
 
 
@@ -73,7 +79,11 @@ def refused() -> list[str]:
 
 
 def _uuid(device: int) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid)
+    """Return a device's UUID as it is now: torch goes on showing that of the first life."""
+    value = (ctypes.c_ubyte * 16)()
+    if ctypes.CDLL("libcuda.so.1").cuDeviceGetUuid_v2(value, device) != 0:
+        raise RuntimeError(f"the driver does not say which GPU device {device} is")
+    return str(UUID(bytes=bytes(value)))
 
 
 def settle() -> None:
@@ -160,8 +170,12 @@ def regain() -> None:
         _C.arena_attach()
 
 
-def close_nvml() -> int:
-    """Close what NVML holds open, and return how often it had been started.
+# How often NVML had been started when it was closed.
+_nvml_users = [0]
+
+
+def close_nvml() -> None:
+    """Close what NVML holds open.
 
     NCCL starts it, and the allocator when it has run out of memory; what it holds open is not the
     driver's to save, and cannot be dumped.
@@ -170,15 +184,16 @@ def close_nvml() -> int:
     count = 0
     while nvml is not None and count < _MOST_NVML_USERS and nvml.nvmlShutdown() == 0:
         count += 1
-    return count
+    _nvml_users[0] += count
 
 
-def reopen_nvml(count: int) -> None:
+def reopen_nvml() -> None:
     """Start NVML as often as it had been started: its users hold on to it for good."""
     nvml = _loaded_nvml()
-    for _ in range(count):
-        if nvml is not None and nvml.nvmlInit_v2() != 0:
+    while nvml is not None and _nvml_users[0] > 0:
+        if nvml.nvmlInit_v2() != 0:
             raise RuntimeError("NVML does not start again on this host")
+        _nvml_users[0] -= 1
 
 
 def _loaded_nvml() -> ctypes.CDLL | None:

@@ -22,6 +22,7 @@ def enter(socket_path: str) -> None:
     """
     _C.install_gate()
     _C.install_fork_hook()
+    _C.install_fork_cuda()
     rendezvous.install()
     groups.install()
     steps.install()

@@ -14,14 +14,15 @@ import traceback
 import torch
 
 from torchmig import _C
-from torchmig.worker import communication
+from torchmig.worker import communication, device
 
 
 def describe(_request: str) -> str:
     """Say what this rank is and what it uses that cannot be restored."""
     return json.dumps(
         {
-            "refused": communication.refused(),
+            "refused": communication.refused() + device.refused(),
+            "sockets": _C.torch_socket_inodes(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "cuda": torch.cuda.is_initialized(),
@@ -42,8 +43,10 @@ def store_keys(_request: str) -> str:
 
 
 def take_down(_request: str) -> str:
-    """Take communication down."""
-    return json.dumps({"neutralised": communication.take_down()})
+    """Take communication down, and give freed memory back so that it is not dumped."""
+    neutralised = communication.take_down()
+    _C.trim_heap()
+    return json.dumps({"neutralised": neutralised})
 
 
 def build_up(request: str) -> str:
@@ -64,3 +67,35 @@ def stack(_request: str) -> str:
     """Return the Python stack of the main thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return json.dumps("".join(traceback.format_stack(frame)) if frame is not None else "")
+
+
+def device_describe(_request: str) -> str:
+    """Say which GPUs this rank uses and sees."""
+    return json.dumps(device.describe())
+
+
+def device_live(_request: str) -> str:
+    """Return the GPU memory that has to be kept."""
+    device.settle()
+    return json.dumps(device.live_blocks())
+
+
+def device_copy(request: str) -> str:
+    """Copy GPU memory to staging or back."""
+    wanted = json.loads(request)
+    device.copy(wanted["out"], wanted["staging"], wanted["pieces"])
+    return "null"
+
+
+def device_release(_request: str) -> str:
+    """Give GPU memory back and close what the driver would not save."""
+    released = device.release()
+    device.close_nvml()
+    return json.dumps(released)
+
+
+def device_regain(_request: str) -> str:
+    """Undo `device_release`; contents come by `device_copy`."""
+    device.reopen_nvml()
+    device.regain()
+    return "null"

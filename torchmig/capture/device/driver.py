@@ -14,14 +14,13 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from torchmig.errors import HostUnfitError, TorchmigError
+from torchmig.errors import HostUnfitError, TorchmigError, UsageError
 
 log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_SECONDS = 20.0
 _SUCCESS = 0
 _NOT_INITIALIZED = 3
-_FIRST_WITH_PROCESS_CHECKPOINT = 12080
 
 
 class ProcessState(IntEnum):
@@ -161,23 +160,32 @@ def suspend_all(pids: Sequence[int], timeout_seconds: float = LOCK_TIMEOUT_SECON
     try:
         _each(lambda pid: lock(pid, timeout_seconds), pids)
         _each(checkpoint, pids)
-        for pid in pids:
-            now = state(pid)
-            if now is not ProcessState.CHECKPOINTED:
-                raise DriverError("checkpoint", pid, f"it is {now and now.name.lower()} afterwards")
+        _verify(pids)
     except BaseException:
         resume_all(pids)
         raise
 
 
-def resume_all(pids: Sequence[int], gpus: Mapping[UUID, UUID] | None = None) -> None:
+def _verify(pids: Sequence[int]) -> None:
+    for pid in pids:
+        now = state(pid)
+        if now is not ProcessState.CHECKPOINTED:
+            found = "not using any GPU" if now is None else now.name.lower()
+            raise DriverError("checkpoint", pid, f"afterwards it is {found}")
+
+
+def resume_all(pids: Sequence[int], gpus: Mapping[int, Mapping[UUID, UUID]] | None = None) -> None:
     """Restore all that are checkpointed, then unlock all that are locked.
 
     Every process is brought as far as it goes before the first failure is raised.
+
+    Args:
+        pids: The processes.
+        gpus: The map of each process whose GPUs change; see `restore`.
     """
-    errors: list[BaseException] = []
+    maps = gpus or {}
     checkpointed = [pid for pid in pids if state(pid) is ProcessState.CHECKPOINTED]
-    errors += _tried(lambda pid: restore(pid, gpus), checkpointed)
+    errors = _tried(lambda pid: restore(pid, maps.get(pid)), checkpointed)
     locked = [pid for pid in pids if state(pid) is ProcessState.LOCKED]
     errors += _tried(unlock, locked)
     if errors:
@@ -199,25 +207,31 @@ def _tried(action: Callable[[int], None], pids: Sequence[int]) -> list[BaseExcep
     return [error for future in futures if (error := future.exception()) is not None]
 
 
-def gpu_map(seen: Sequence[UUID], used: Mapping[UUID, UUID]) -> dict[UUID, UUID]:
+def gpu_map(
+    seen: Sequence[UUID], used: Mapping[UUID, UUID], present: Sequence[UUID]
+) -> dict[UUID, UUID]:
     """Return the map that the driver wants: all GPUs that a process sees, each to a different one.
 
     Args:
-        seen: All GPUs that the process sees.
+        seen: All GPUs that the process saw.
         used: From each GPU that it uses to the GPU that this shall be.
+        present: All GPUs of this host.
 
-    The GPUs that the process sees and does not use take what is left over, themselves first.
+    The GPUs that the process sees and does not use take what is left over, themselves first. Empty
+    if all stay what they were.
     """
     if len(set(used.values())) != len(used):
-        raise TorchmigError("cannot map GPUs: two of one process's GPUs would become one")
+        raise UsageError("cannot map GPUs: two GPUs of one process would become one")
     chosen = dict(used)
     taken = set(used.values())
     for gpu in seen:
-        if gpu not in chosen and gpu not in taken:
+        if gpu not in chosen and gpu not in taken and gpu in present:
             chosen[gpu] = gpu
             taken.add(gpu)
-    left = [gpu for gpu in seen if gpu not in taken]
+    left = [gpu for gpu in present if gpu not in taken]
     for gpu in seen:
-        if gpu not in chosen:
+        if gpu not in chosen and left:
             chosen[gpu] = left.pop(0)
-    return chosen
+    if all(old == new for old, new in chosen.items()):
+        return {}
+    return {gpu: chosen[gpu] for gpu in seen if gpu in chosen}

@@ -24,12 +24,19 @@ def preload_library() -> Path | None:
     return found[0] if found else None
 
 
+def has_gpu() -> bool:
+    """Return whether this host has an NVIDIA driver."""
+    return Path("/dev/nvidiactl").exists()
+
+
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what to add to a rank's environment; a user's own settings stay.
 
     The library comes first in LD_PRELOAD and the user's own follow. Only ranks get it: it would
     find nothing to do in other programs, and its way back out of their environment would be long.
     """
+    if not has_gpu():
+        return {}
     added = {name: value for name, (value, _) in NEEDED.items() if name not in environment}
     library = preload_library()
     if library is not None and environment.get("TORCHMIG_ARENA") != "0":

@@ -5,6 +5,7 @@ Fresh memory is found by the kernel at a fraction of the speed of the bus, so it
 advance, in the background, as far as the rank's GPU memory needs it.
 """
 
+import atexit
 import contextlib
 import logging
 import mmap
@@ -44,6 +45,8 @@ class Staging:
         self._huge = 0
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        # A thread inside the extension must not meet the end of the interpreter.
+        atexit.register(self.close)
 
     def __enter__(self) -> "Staging":
         return self
@@ -62,6 +65,11 @@ class Staging:
         return self._fd
 
     @property
+    def closed(self) -> bool:
+        """Whether it has been given back."""
+        return self._fd < 0
+
+    @property
     def touched_bytes(self) -> int:
         """How far from its start it has been touched, or is being touched."""
         return min(self._touched, self.size_bytes)
@@ -71,9 +79,18 @@ class Staging:
         """How much of it is in huge pages."""
         return self._huge
 
+    def grow(self, size_bytes: int) -> None:
+        """Make it at least so long; what is new is not touched yet."""
+        with self._lock:
+            if size_bytes > self.size_bytes and self._fd >= 0:
+                self.size_bytes = -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+                os.ftruncate(self._fd, self.size_bytes)
+
     def touch(self, size_bytes: int, threads: int = 2) -> None:
         """Start to touch the first `size_bytes` in the background; returns at once."""
         wanted = min(size_bytes, self.size_bytes)
+        if wanted <= self._touched or self._stop.is_set():
+            return
         for number in range(threads):
             thread = threading.Thread(
                 target=self._touch_until, args=(wanted,), name=f"touch-{number}", daemon=True
@@ -142,6 +159,7 @@ class Staging:
 
     def close(self) -> None:
         """Give the memory back."""
+        atexit.unregister(self.close)
         self._stop.set()
         self.wait_touched()
         if self._fd >= 0:

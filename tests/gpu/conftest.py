@@ -1,0 +1,6 @@
+"""What these tests share with the ones that need no GPU."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))

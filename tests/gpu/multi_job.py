@@ -1,0 +1,145 @@
+"""A training on several GPUs of the named kind; every loss is printed bit for bit.
+
+    torchmig-run multi_job.py KIND STEPS [MAY_END]
+
+Kinds: ddp (and a second group, DataLoader workers, pinned memory), fsdp (FSDP2), groups (subgroups,
+a device mesh, point-to-point, a group with both gloo and nccl), gpt (one GPU). The last steps are not
+taken before the file MAY_END exists.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpu_job import GptJob
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+KIND, STEPS = sys.argv[1], int(sys.argv[2])
+MAY_END = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        return torch.randn(1024, generator=torch.Generator().manual_seed(index * 100 + self.rank))
+
+
+def network():
+    return nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Dropout(0.1), nn.Linear(4096, 1024))
+
+
+class Ddp:
+    def __init__(self, rank, device):
+        dist.init_process_group("nccl", device_id=device)
+        self.everybody = dist.new_group(list(range(dist.get_world_size())))
+        torch.manual_seed(3)
+        self.model = nn.parallel.DistributedDataParallel(network().to(device), device_ids=[device])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        loader = torch.utils.data.DataLoader(Numbers(rank), 64, num_workers=1, pin_memory=True)
+        self.batches = iter(loader)
+        self.device = device
+
+    def step(self, number):
+        x = next(self.batches).to(self.device, non_blocking=True)
+        loss = ((self.model(x) - x) ** 2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        total = torch.full((4,), float(number), device=self.device)
+        dist.all_reduce(total, group=self.everybody)
+        return loss.detach() + total[0]
+
+
+class Fsdp:
+    def __init__(self, rank, device):
+        dist.init_process_group("nccl")
+        torch.manual_seed(3)
+        self.model = network().to(device)
+        for layer in self.model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.noise = torch.Generator().manual_seed(100 + rank)
+        self.device = device
+
+    def step(self, number):
+        x = torch.randn(64, 1024, generator=self.noise).to(self.device)
+        loss = ((self.model(x) - x) ** 2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+class Groups:
+    def __init__(self, rank, device):
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+        world = dist.get_world_size()
+        mesh = init_device_mesh("cuda", (1, world), mesh_dim_names=("data", "tensor"))
+        self.tensor = mesh.get_group("tensor")
+        self.alone = [dist.new_group([member]) for member in range(world)][rank]
+        self.lazy = dist.new_group(list(range(world)))
+        torch.manual_seed(rank)
+        self.weight = torch.randn(512, 512, device=device) / 30
+        self.rank, self.world, self.device = rank, world, device
+
+    def step(self, number):
+        x = torch.full((512, 512), 1.0 + number / 100, device=self.device)
+        part = torch.tanh(x @ self.weight)
+        dist.all_reduce(part, group=self.tensor)
+        dist.all_reduce(part[:1], group=self.alone)
+        received = torch.empty_like(part)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, part, (self.rank + 1) % self.world),
+                dist.P2POp(dist.irecv, received, (self.rank - 1) % self.world),
+            ]
+        )
+        for work in works:
+            work.wait()
+        if number % 3 == 0:
+            dist.all_reduce(received, group=self.lazy)
+        count = torch.tensor([number])
+        dist.all_reduce(count)
+        self.weight += received[:512, :512] * 1e-4
+        return self.weight.sum() + count.item()
+
+
+class Gpt(GptJob):
+    def __init__(self, rank, device):
+        torch.manual_seed(3)
+        super().__init__()
+
+    def step(self, number):
+        return super().step()
+
+
+def main():
+    rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(True)
+    job = {"ddp": Ddp, "fsdp": Fsdp, "groups": Groups, "gpt": Gpt}[KIND](rank, device)
+    for number in range(STEPS):
+        loss = job.step(number)
+        print(f"rank {rank} step {number} {loss.item().hex()}", flush=True)
+        time.sleep(0.02)
+        while number == STEPS - 5 and MAY_END is not None and not MAY_END.exists():
+            time.sleep(0.01)
+    torch.cuda.synchronize()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+main()
