@@ -278,6 +278,7 @@ def test_tag(repo, torchmig, as_json):
 
 def test_copy_there_and_back(repo, torchmig, as_json, store_address, tmp_path):
     ids = [save(repo, hours=n, seed=n) for n in range(2)]
+    as_json("init", url=store_address)
     lines = as_json("copy", ids[0], "--to", store_address, lines=True)
     assert lines[0]["id"] == ids[0]
     assert lines[0]["sent_bytes"] >= 8 * MIB

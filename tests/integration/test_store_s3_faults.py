@@ -167,8 +167,12 @@ def test_no_bucket(server):
     with pytest.raises(RepositoryNotFoundError, match="torchmig init"):
         Repository.open(address)
     assert not open_store(address).exists()  # nobody but init makes a bucket
-    Repository.open(address, create=True)
+    with pytest.raises(RepositoryNotFoundError, match="torchmig init"):
+        Repository.open(address, create=True)
+    assert not open_store(address).exists()
+    Repository.open(address, create=True, make_bucket=True)
     Repository.open(address)
+    Repository.open(f"{address}/another", create=True)  # the bucket is there now
 
 
 def test_a_snapshot_through_faults(store, proxy):

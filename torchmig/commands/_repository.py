@@ -10,9 +10,9 @@ from torchmig.repo import Repository, Summary
 
 
 @contextmanager
-def opened(options: argparse.Namespace, *, create: bool = False) -> Iterator[Repository]:
+def opened(options: argparse.Namespace) -> Iterator[Repository]:
     """Open the repository that the options name, for the time of the `with` block."""
-    with Repository.open(options.repo, create=create) as repo:
+    with Repository.open(options.repo) as repo:
         yield repo
 
 

@@ -11,7 +11,7 @@ from torchmig.units import format_size
 
 
 class Copy(Command):
-    """Copy snapshots to another repository, which is made if it is not there.
+    """Copy snapshots to another repository, which is made if it is not there (a bucket is not).
 
     Ids stay the same. What the other repository has already is not sent, so that a copy that was
     broken off goes on where it was. Without ids all snapshots are copied.

@@ -17,8 +17,8 @@ class Init(Command):
 
     def run(self, options: argparse.Namespace) -> int | None:
         """Make it."""
-        from torchmig.commands._repository import opened
+        from torchmig.repo import Repository
 
-        with opened(options, create=True) as repo:
+        with Repository.open(options.repo, create=True, make_bucket=True) as repo:
             Output(options.json).document({"repository": repo.url}, [f"repository at {repo.url}"])
         return None

@@ -68,16 +68,26 @@ class Repository:
         self._last_loaded = ""
 
     @classmethod
-    def open(cls, address: str, *, create: bool = False) -> "Repository":
-        """Open the repository at an address; with `create`, make it first if it is not there."""
-        return cls.on_store(open_store(address), create=create)
+    def open(cls, address: str, *, create: bool = False, make_bucket: bool = False) -> "Repository":
+        """Open the repository at an address.
+
+        Args:
+            address: a path, a `file://` or an `s3://` URL.
+            create: make the repository if it is not there; on S3 in a bucket that is there.
+            make_bucket: make that bucket as well, which only `torchmig init` does.
+        """
+        return cls.on_store(open_store(address), create=create, make_bucket=make_bucket)
 
     @classmethod
-    def on_store(cls, store: Store, *, create: bool = False) -> "Repository":
-        """Open the repository on a store."""
-        config = _read_config(store) if store.exists() else None
+    def on_store(
+        cls, store: Store, *, create: bool = False, make_bucket: bool = False
+    ) -> "Repository":
+        """Open the repository on a store; see `open`."""
+        is_there = store.exists()
+        config = _read_config(store) if is_there else None
         if config is None:
-            if not create:
+            may_create = create and (is_there or make_bucket or store.made_on_demand)
+            if not may_create:
                 raise RepositoryNotFoundError(
                     f"there is no repository at {store.url!r}; make one with 'torchmig init'"
                 )

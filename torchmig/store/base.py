@@ -40,6 +40,9 @@ class Store(ABC):
     read_bytes: int
     """The size of a ranged read beyond which larger ones gain nothing."""
 
+    made_on_demand = True
+    """Whether whoever writes first may make the place; otherwise `torchmig init` has to."""
+
     @abstractmethod
     def exists(self) -> bool:
         """Tell whether the place itself (folder, bucket) is there."""

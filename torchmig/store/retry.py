@@ -42,6 +42,7 @@ class RetryingStore(Store):
         self.inner = inner
         self.url = inner.url
         self.read_bytes = inner.read_bytes
+        self.made_on_demand = inner.made_on_demand
         self._policy = policy or RetryPolicy()
         self._closed = threading.Event()
         self._wait = wait or self._closed.wait

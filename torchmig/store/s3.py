@@ -90,6 +90,8 @@ class S3Store(Store):
     # One request for each pack: requests cost money and a round trip.
     read_bytes = 32 << 20
 
+    made_on_demand = False  # a bucket has a region, rules and a bill
+
     def __init__(self, bucket: str, prefix: str, options: S3Options | None = None) -> None:
         self.bucket = bucket
         self.prefix = prefix
