@@ -4,16 +4,20 @@ A blob is checked against its hash on the way, so that damage does not spread, b
 compressed again. The manifest goes last and keeps its id.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
+from torchmig.errors import DeadlineMissedError
 from torchmig.repo.blob import Kind
-from torchmig.repo.manifest import Manifest
+from torchmig.repo.manifest import Manifest, Stream
 from torchmig.repo.plan import Wanted
+from torchmig.repo.reader import Reader
 from torchmig.repo.repository import Repository
+from torchmig.repo.writer import Writer
 from torchmig.store import Buffer
 
 Advance = Callable[[int], None]
+_STEP_BLOBS = 1024  # how much is sent between two looks at the clock
 
 
 @dataclass(slots=True)
@@ -32,34 +36,57 @@ def copy_snapshot(
     advance: Advance = lambda size_bytes: None,
 ) -> CopyReport:
     """Copy one snapshot; does nothing if the target has it."""
-    report = CopyReport()
     manifest = source.load(snapshot_id)
     if snapshot_id in target.snapshot_ids():
-        report.was_there = True
-        return report
-    with source.reader(manifest) as reader, target.writer() as writer:
-        for stream in manifest.streams:
-            extents = reader.rows(stream)
-            for kind, wanted in (
-                (Kind.TREE, reader.tree_rows(stream)),
-                (Kind(stream.kind), extents),
-            ):
-                missing = {row[2]: row for row in wanted if not writer.has(row[2])}
-
-                def send(
-                    blob: Wanted, data: Buffer, payload: memoryview, kind: Kind = kind
-                ) -> None:
-                    writer.add_stored(kind, blob.blob_id, blob.size_bytes, blob.codec, payload)
-
-                reader.for_each_stored(stream, list(missing.values()), send)
-                report.sent_blobs += len(missing)
-            advance(sum(row[1] for row in extents))
-    report.sent_bytes = writer.stats.stored_bytes
-    _commit(target, manifest)
+        return CopyReport(was_there=True)
+    with target.hold():
+        report = copy_streams(source, target, manifest, manifest.streams, advance)
+        copied = target.commit(replace(manifest, id=""))
+    if copied != snapshot_id:  # the same bytes have the same name
+        raise AssertionError(f"snapshot {snapshot_id} became {copied}")
     return report
 
 
-def _commit(target: Repository, manifest: Manifest) -> None:
-    copied = target.commit(manifest)
-    if copied != manifest.id:  # the same bytes have the same name
-        raise AssertionError(f"snapshot {manifest.id} became {copied}")
+def copy_streams(
+    source: Repository,
+    target: Repository,
+    manifest: Manifest,
+    streams: Iterable[Stream],
+    advance: Advance = lambda size_bytes: None,
+) -> CopyReport:
+    """Copy the blobs of some streams of a snapshot that the target lacks.
+
+    What is sent is indexed also if `advance`, which may raise, ends the copy early.
+    """
+    report = CopyReport()
+    stopped: Exception | None = None
+    with source.reader(manifest) as reader, target.writer() as writer:
+        try:
+            for stream in streams:
+                report.sent_blobs += _copy_stream(reader, writer, stream, advance)
+        except DeadlineMissedError as error:
+            stopped = error  # the writer ends in good order first
+    report.sent_bytes = writer.stats.stored_bytes
+    if stopped is not None:
+        raise stopped
+    return report
+
+
+def _copy_stream(reader: Reader, writer: Writer, stream: Stream, advance: Advance) -> int:
+    rows = reader.rows(stream)
+    sent = 0
+    for kind, wanted in ((Kind.TREE, reader.tree_rows(stream)), (Kind(stream.kind), rows)):
+        missing = {row[2]: row for row in wanted if not writer.has(row[2])}
+
+        def send(blob: Wanted, data: Buffer, payload: memoryview, kind: Kind = kind) -> None:
+            writer.add_stored(kind, blob.blob_id, blob.size_bytes, blob.codec, payload)
+
+        todo = list(missing.values())
+        for start in range(0, len(todo), _STEP_BLOBS):
+            part = todo[start : start + _STEP_BLOBS]
+            reader.for_each_stored(stream, part, send)
+            advance(sum(row[1] for row in part) if kind is not Kind.TREE else 0)
+        sent += len(missing)
+        if kind is not Kind.TREE:
+            advance(sum(row[1] for row in rows) - sum(row[1] for row in todo))
+    return sent

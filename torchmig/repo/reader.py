@@ -193,6 +193,13 @@ class Reader:
             raise self._damaged(stream, f"it has {len(rows)} extents of {stream.extent_count}")
         return rows
 
+    def has(self, stream: Stream) -> bool:
+        """Tell whether all blobs of a stream are in this repository, as far as its index says."""
+        self._refresh_once()
+        if any(tree not in self._index for tree in stream.trees):
+            return False
+        return all(row[2] in self._index for row in self.rows(stream))
+
     def tree_rows(self, stream: Stream) -> list[Row]:
         """Return the tree blobs of a stream as extents, numbered by their order."""
         self._refresh_once()

@@ -149,12 +149,19 @@ class Repository:
         snapshot_id = self._last_loaded if snapshot is None else snapshot.id
         return Reader(self.store, self._session.index, snapshot_id, threads=threads, **options)
 
-    def commit(self, manifest: Manifest) -> str:
-        """Make the snapshot exist and return its id; all its blobs must be stored before."""
+    def commit(self, manifest: Manifest, *, partial: bool = False) -> str:
+        """Make the snapshot exist and return its id; all its blobs must be stored before.
+
+        Args:
+            manifest: what is committed.
+            partial: do not look for the blobs, because some lie on other nodes. Only for a node's
+                own folder in front of the repository.
+        """
         data = manifest.encode()
         snapshot_id = hash_of(data).hex()
         with self._session.committing() as is_unbroken:
-            self._check_blobs(manifest, deep=not is_unbroken)
+            if not partial:
+                self._check_blobs(manifest, deep=not is_unbroken)
             self.store.put(snapshot_name(snapshot_id), [data])
         return snapshot_id
 
