@@ -1,4 +1,4 @@
-"""Check the model of the cut with spin: every interleaving of each program, and that faults are found.
+"""Check the model of the cut with spin: every interleaving, and that faults are found.
 
 python tests/cut/model/check.py              what continuous integration runs
 python tests/cut/model/check.py --all        every program, gates counting under orders too

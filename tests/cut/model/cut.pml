@@ -236,7 +236,9 @@ inline send_order(rank, new_level) {
 	do
 	:: k < KEYS ->
 		member(rank, k, mine);
-		sent_aim[AT(rank, k)] = (mine && new_level > FREE -> aim[k] : 0);
+		/* only what is still lacking is named, except in a final order */
+		sent_aim[AT(rank, k)] = (mine && new_level > FREE &&
+			(final || known[AT(rank, k)] < aim[k]) -> aim[k] : 0);
 		order_target[AT(rank, k)] = sent_aim[AT(rank, k)];
 		k++
 	:: else -> break
