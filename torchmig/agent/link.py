@@ -40,9 +40,11 @@ class RankLink:
         self._gone = threading.Event()
         self._send_lock = threading.Lock()
         self._call_lock = threading.Lock()
+        self._order_lock = threading.Lock()
         self._listener: socket.socket | None = None
         self._socket: socket.socket | None = None
         self._sequence = 0
+        self._standing: Order | None = None  # for a rank that has not connected yet
         self.ended = False
 
     def listen(self) -> None:
@@ -75,16 +77,35 @@ class RankLink:
                 f"rank {self.rank} did not answer within {timeout_seconds:g} s"
             )
 
-    def order(self, order: Order) -> None:
-        """Send an order of the cut."""
+    def order(self, order: Order) -> bool:
+        """Send an order of the cut; False if the rank will get it only when it has connected.
+
+        Raises:
+            RankGoneError: The rank has ended.
+        """
+        with self._order_lock:
+            self._standing = order
+            if not self._connected.is_set():
+                return False
+            self._send_order(order)
+            return True
+
+    def _send_order(self, order: Order) -> None:
         head = [order.request, order.serial, int(order.level), int(order.final)]
         lines = [" ".join(map(str, ["order", *head, len(order.targets)]))]
         lines += [f"{key} {target}" for key, target in order.targets.items()]
         self._send("\n".join(lines))
 
     def release(self) -> None:
-        """Let the rank go on."""
-        self._send("release")
+        """Let the rank go on.
+
+        Raises:
+            RankGoneError: The rank has ended.
+        """
+        with self._order_lock:
+            self._standing = None
+            if self._connected.is_set():
+                self._send("release")
 
     def call(self, name: str, request: Any = None, timeout_seconds: float = 60.0) -> Any:
         """Call a function of torchmig.worker.phases in the rank and return its answer.
@@ -112,6 +133,7 @@ class RankLink:
     def detach(self, timeout_seconds: float = 10.0) -> None:
         """Make the rank close its socket; it connects again when `listen` is called."""
         self._close_listener()
+        self._standing = None
         self._send("detach")
         if not self._gone.wait(timeout_seconds):
             raise DeadlineMissedError(
@@ -162,7 +184,10 @@ class RankLink:
     def _take(self, message: dict[str, Any]) -> None:
         kind = message.pop("type")
         if kind == "hello":
-            self._connected.set()
+            with self._order_lock:
+                self._connected.set()
+                if self._standing is not None:
+                    self._send_order(self._standing)
         elif kind == "report":
             wire = {**message, "rank": self.rank, "sequence": self._next_sequence()}
             self._on_report(Report.from_wire(wire))

@@ -146,15 +146,17 @@ class Node:
             rank = by_rank.get(number)
             if rank is None:
                 continue
+            state = None
             if rank.link.ended or rank.process.poll() is not None:
-                self.on_report(_absent(number, order.request, order.serial, State.ENDED))
-            elif not rank.link.connected:
-                self.on_report(_absent(number, order.request, order.serial, State.NOT_READY))
+                state = State.ENDED
             else:
                 try:
-                    rank.link.order(order)
+                    if not rank.link.order(order):
+                        state = State.NOT_READY
                 except RankGoneError:
-                    self.on_report(_absent(number, order.request, order.serial, State.ENDED))
+                    state = State.ENDED
+            if state is not None:
+                self.on_report(_absent(number, order.request, order.serial, state))
 
     def call(
         self, name: str, request: Any = None, timeout_seconds: float = 60.0
@@ -269,11 +271,10 @@ class Node:
     def release(self) -> None:
         """Let all ranks go on with the script."""
         for rank in self.ranks:
-            if rank.link.connected:
-                try:
-                    rank.link.release()
-                except RankGoneError as error:
-                    log.debug("not released: %s", error)
+            try:
+                rank.link.release()
+            except RankGoneError as error:
+                log.debug("not released: %s", error)
 
     def finish(self) -> None:
         """End the ranks: the snapshot has been committed."""

@@ -141,10 +141,13 @@ class Request:
                 self._resume()
             # Measured from the stand: before it the slowest rank was still at work.
             self._times["stall"] = self._seconds() - self._times["t_cut"]
-        with phase("store"):
-            manifest = self._save()
-        with phase("commit"):
-            snapshot = repository.commit(manifest)
+        # Held from before the first blob to the commit: no prune comes between the agents' writers
+        # and the manifest that refers to what they wrote.
+        with repository.hold():
+            with phase("store"):
+                manifest = self._save()
+            with phase("commit"):
+                snapshot = repository.commit(manifest)
         with phase("finish"):
             self._every("finish" if self.kind is Kind.SUSPEND else "clean")
         if self.kind is Kind.SUSPEND:

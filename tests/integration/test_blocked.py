@@ -1,0 +1,40 @@
+"""A request that meets ranks in an awkward place ends in a snapshot or is called off, never hangs."""
+
+import signal
+
+import pytest
+from running import JOBS, Run, by_rank, unbroken
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
+
+
+@pytest.mark.parametrize("mode", ["collective", "sleep", "backward", "loader", "before", "after"])
+def test_a_busy_rank_is_waited_for(tmp_path, mode):
+    arguments = (mode, "4")
+    run = Run(tmp_path, "--nproc-per-node=2", "--deadline=90s", JOBS / "blocked.py", *arguments)
+    run.wait_for(r"^rank \d is busy").suspend()
+    again = Run(tmp_path, "--restore=latest").finish()
+    assert by_rank(run.text, again.text) == unbroken(2, "blocked.py", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("mode", "seconds", "deadline", "reason"),
+    [
+        ("before", "20", "3s", "no stand within 3 s"),
+        ("peer-ended", "8", "60s", "rank 1 has ended"),
+    ],
+)
+def test_what_cannot_be_waited_for_is_called_off(tmp_path, mode, seconds, deadline, reason):
+    script = (JOBS / "blocked.py", mode, seconds)
+    run = Run(tmp_path, "--nproc-per-node=2", f"--deadline={deadline}", *script)
+    run.wait_for(r"^rank 0 is busy").signal(signal.SIGUSR2)
+    run.wait_for(rf"withdrawn, the job goes on: .*{reason}").finish()
+    assert by_rank(run.text) == unbroken(2, "blocked.py", mode, seconds)
+
+
+def test_sleep_goes_on_after_the_restore(tmp_path):
+    run = Run(tmp_path, JOBS / "blocked.py", "sleep", "600").wait_for("rank 0 is busy").suspend()
+    again = Run(tmp_path, "--restore=latest").wait_for("restored from snapshot")
+    assert again.process.poll() is None
+    assert again.signal(signal.SIGTERM).wait() != 0
+    assert " end " not in run.text + again.text

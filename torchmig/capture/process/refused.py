@@ -1,0 +1,74 @@
+"""What a process tree holds that CRIU cannot dump, found before anything is frozen."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ESTABLISHED = "01"
+# By what the kernel calls the descriptor.
+_REFUSED = {
+    "anon_inode:[io_uring]": "an io_uring, which CRIU cannot dump; use another I/O engine, "
+    "for libuv programs UV_USE_IO_URING=0",
+    "anon_inode:[perf_event]": "a perf event counter; end the profiler first",
+    "/dev/infiniband/": "open InfiniBand verbs; use TCP, as with NCCL_IB_DISABLE=1",
+}
+
+
+def find_refused(pids: Iterable[int], torch_sockets: Iterable[int]) -> list[str]:
+    """Return what cannot be dumped, in words, each with what to do.
+
+    Args:
+        pids: The tree, as seen here.
+        torch_sockets: Inodes of the TCP sockets that are torch's and will be closed.
+    """
+    known = set(torch_sockets)
+    reasons = []
+    for pid in pids:
+        connections = _connections(pid)
+        for target in _descriptors(pid):
+            for prefix, reason in _REFUSED.items():
+                if target.startswith(prefix):
+                    reasons.append(f"process {pid} has {reason}")
+            if target.startswith("socket:["):
+                inode = int(target[len("socket:[") : -1])
+                if inode in connections and inode not in known:
+                    reasons.append(
+                        f"process {pid} has a TCP connection to {connections[inode]} that is not "
+                        "torch's: connections cannot be moved to another host, so the script has "
+                        "to close it before"
+                    )
+    return sorted(set(reasons))
+
+
+def _descriptors(pid: int) -> Iterator[str]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return  # it ended meanwhile
+    for name in names:
+        try:
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue  # closed meanwhile
+
+
+def _connections(pid: int) -> dict[int, str]:
+    """Return the peer of each established TCP connection in the network namespace of `pid`."""
+    peers = {}
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == ESTABLISHED:
+                peers[int(fields[9])] = _address(fields[2])
+    return peers
+
+
+def _address(text: str) -> str:
+    """Return '10.0.0.1:443' for the kernel's '0100000A:01BB'; of IPv6 only the last four bytes."""
+    host, port = text.split(":")
+    octets = bytes.fromhex(host[-8:])[::-1]
+    return f"{'.'.join(map(str, octets))}:{int(port, 16)}"
