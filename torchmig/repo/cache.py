@@ -1,10 +1,10 @@
 """A repository on this node in front of a distant one.
 
 A suspend under a deadline must be durable soon, and the nearest disk is the soonest. So snapshots
-are written into a folder on the node first, a whole repository of its own, and copied to the distant
-one afterwards. At every moment it can be said which of the two holds a snapshot; an upload that was
-broken off goes on from where it was, also by `torchmig copy`. A restore reads what is at hand and
-fetches the rest.
+are written into a folder on the node first, a whole repository of its own, and copied to the
+distant one afterwards. At every moment it can be said which of the two holds a snapshot; an upload
+that was broken off goes on from where it was, also by `torchmig copy`. A restore reads what is at
+hand and fetches the rest.
 
 Several nodes: each one's folder holds the blobs of its own ranks and the manifest; each one uploads
 its ranks, then the coordinator commits to the distant repository.

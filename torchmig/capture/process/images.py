@@ -17,7 +17,6 @@ IMAGES = "images/"
 PAGES = "pages/"
 _IN_PARENT = 1 << 0
 _NOT_IMAGES = {"dump.log", "restore.log", "stats-dump", "stats-restore"}
-_READ_BYTES = 8 << 20
 
 
 def store_images(criu: Criu, writer: Writer, folder: Path, prefix: str) -> list[Stream]:
@@ -64,13 +63,11 @@ def _store_pages(criu: Criu, writer: Writer, pagemap: Path, prefix: str) -> Stre
     pages_id, runs = _read_pagemap(criu, pagemap)
     stream = writer.stream(f"{prefix}{PAGES}{pagemap.name}", Kind.HOST_PAGES)
     with (pagemap.parent / f"pages-{pages_id}.img").open("rb") as file:
+        start = 0
         for address, size in runs:
-            done = 0
-            while done < size:
-                piece = file.read(min(size - done, _READ_BYTES))
-                stream.write(address + done, piece)
-                done += len(piece)
-    return stream.close()
+            stream.write_file(address, file.fileno(), start, size)
+            start += size
+        return stream.close()
 
 
 def _read_pagemap(criu: Criu, path: Path) -> tuple[int, list[tuple[int, int]]]:
