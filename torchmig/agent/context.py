@@ -24,7 +24,8 @@ class RankHandler:
             self.proc.kill()
             return
         self.proc.signal_group(death_sig or signal.SIGTERM)
-        self.proc.signal_group(signal.SIGCONT)  # one that was stopped for a dump must hear it
+        if self.proc.stopped:  # for a dump: it must hear the signal now
+            self.proc.signal_group(signal.SIGCONT)
 
 
 class RankContext(SubprocessContext):
@@ -93,7 +94,10 @@ class RankContext(SubprocessContext):
         return list(argv)
 
     def _tail(self, rank: Rank) -> None:
-        streams = ((rank.stdout, rank.folder.stdout, False), (rank.stderr, rank.folder.stderr, True))
+        streams = (
+            (rank.stdout, rank.folder.stdout, False),
+            (rank.stderr, rank.folder.stderr, True),
+        )
         for path, own, error in streams:
             if path == str(own):
                 prefix = ""

@@ -216,18 +216,26 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = torchrun.get_args_parser()
     parser.prog = PROGRAM
     add_options(parser, Group.RUN)
-    restores = "--restore" in _own(argv) or "TORCHMIG_RESTORE" in os.environ
+    # Whether a restore is asked for, and so whether these may be left out, is known only after
+    # parsing: a `--restore` behind the script is the script's own.
+    defaults = {}
     for action in parser._actions:
-        if action.dest == "training_script" and restores:
+        if action.dest == "training_script":
             action.nargs = "?"
             action.required = False
-        if action.dest in ("nproc_per_node", "nnodes") and restores:
+        if action.dest in ("nproc_per_node", "nnodes"):
+            defaults[action.dest] = action.default
             action.default = os.environ.get(f"PET_{action.dest.upper()}")
-    return parser.parse_args(argv)
-
-
-def _own(argv: list[str]) -> list[str]:
-    return [word.split("=", 1)[0] for word in argv]
+    arguments = parser.parse_args(argv)
+    if arguments.restore is None:
+        if arguments.training_script is None:
+            parser.error(
+                "the following arguments are required: training_script, training_script_args"
+            )
+        for name, default in defaults.items():
+            if getattr(arguments, name) is None:
+                setattr(arguments, name, default)
+    return arguments
 
 
 def _load(arguments: argparse.Namespace) -> Manifest:
@@ -274,7 +282,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     except HostUnfitError as error:
         unfit = str(error)
     name = arguments.job or _job_name(arguments.training_script)
-    nodes = int(str(arguments.nnodes).split(":")[-1])
+    _, nodes = torchrun.parse_min_max_nnodes(str(arguments.nnodes))
     return Settings(
         job=JobName(name, uuid.uuid4().hex[:12]),
         repo=_repo(arguments),

@@ -74,8 +74,9 @@ def spawn(order: dict) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         null = os.open(os.devnull, os.O_RDONLY)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        out = os.open(order["stdout"], flags, 0o600)
-        err = os.open(order["stderr"], flags, 0o600)
+        # Others may read what torchrun redirects; the agent's own folder is closed to them.
+        out = os.open(order["stdout"], flags, 0o666)
+        err = os.open(order["stderr"], flags, 0o666)
         for number, fd in enumerate((null, out, err)):
             os.dup2(fd, number)
         os.closerange(3, max(null, out, err, 64) + 1)

@@ -149,6 +149,15 @@ class RankProcess:
         if self.poll() is None and self.pid:
             os.killpg(self.pid, number)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the rank is stopped, as one is that has been dumped."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False  # it ended meanwhile
+        return stat.rpartition(")")[2].split()[0] == "T"
+
     def kill(self) -> None:
         """End the whole namespace, at once; may be called twice."""
         if getattr(self, "init_pid", 0) and self._outer.poll() is None:

@@ -210,7 +210,7 @@ class Session:
         return request.planner.explain(time.monotonic())
 
     def close(self) -> None:
-        """Give up the connections; the ranks are the launcher's business."""
+        """Give up the connections and the ranks, which the launcher has ended or given up."""
         if self._server is not None:
             self._server.close()
         if self._channel is not None:
@@ -219,8 +219,7 @@ class Session:
             agent.channel.close()
         if self.node is not None:
             for rank in self.node.ranks:
-                rank.link.close()
-                rank.gpu.close()
+                rank.end()
 
     def clean(self) -> None:
         """Remove what the ranks, which have ended, leave in the runtime folder."""
