@@ -2,6 +2,7 @@
 
 import os
 import random
+import struct
 
 import pytest
 import zstandard
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmig.errors import IntegrityError
-from torchmig.repo.blob import Codec, Decoder, Encoder, hash_of, zero_hash
+from torchmig.repo import planes
+from torchmig.repo.blob import Codec, Decoder, Encoder, Kind, hash_of, zero_hash
 
 SIZES = [1, 100, 4096, 16_385, 65_536, 1 << 20]
 
@@ -21,7 +23,7 @@ def test_round_trip(size, content):
     text = (b"the same words " * (size // 15 + 1))[:size]
     data = {"noise": noise, "text": text, "half": noise[: size // 2] + text[: size - size // 2]}
     data = data[content]
-    encoded = Encoder().encode(memoryview(data))
+    encoded = Encoder().encode(memoryview(data), Kind.FILE)
     assert len(encoded.payload) <= size
     if content == "text" and size >= 4096:
         assert encoded.codec == Codec.ZSTD
@@ -37,7 +39,7 @@ def test_round_trip(size, content):
 def test_every_flipped_bit_is_found(data, repeat, position, bit):
     """Also those that a decompressor does not care about."""
     data = data * 20 if repeat else data
-    encoded = Encoder().encode(memoryview(data))
+    encoded = Encoder().encode(memoryview(data), Kind.FILE)
     payload = bytearray(encoded.payload)
     payload[position % len(payload)] ^= 1 << bit
     with pytest.raises(IntegrityError):
@@ -46,7 +48,7 @@ def test_every_flipped_bit_is_found(data, repeat, position, bit):
 
 def test_a_bit_that_zstd_ignores_is_found():
     data = b"words " * 1000
-    payload = bytearray(Encoder().encode(memoryview(data)).payload)
+    payload = bytearray(Encoder().encode(memoryview(data), Kind.FILE).payload)
     payload[16 + 4] ^= 1 << 4  # the unused bit of the frame header
     assert zstandard.ZstdDecompressor().decompress(bytes(payload[16:])) == data
     with pytest.raises(IntegrityError):
@@ -67,7 +69,7 @@ def _short_hash(data):
     return blake3(data).digest(length=16)
 
 
-@pytest.mark.parametrize("codec", [2, 15, 255])
+@pytest.mark.parametrize("codec", [4, 15, 255])
 def test_unknown_compression(codec):
     with pytest.raises(IntegrityError, match="unknown"):
         Decoder().decode(hash_of(b"x"), codec, memoryview(b"x"), 1)
@@ -77,12 +79,51 @@ def test_stretches_that_do_not_compress_are_not_probed_each_time(monkeypatch):
     encoder = Encoder()
     noise = [os.urandom(65_536) for _ in range(80)]
     text = b"word " * 13_107
-    codecs = [encoder.encode(memoryview(each)).codec for each in noise]
+    codecs = [encoder.encode(memoryview(each), Kind.FILE).codec for each in noise]
     assert set(codecs) == {Codec.PLAIN}
-    codecs = [encoder.encode(memoryview(text)).codec for _ in range(20)]
+    codecs = [encoder.encode(memoryview(text), Kind.FILE).codec for _ in range(20)]
     assert codecs.count(Codec.ZSTD) >= 12  # it is noticed soon
     assert codecs[-1] == Codec.ZSTD
 
 
 def test_zero_hash():
     assert zero_hash(1000) == hash_of(bytes(1000))
+
+
+def floats(count, width, seed=1):
+    """Weights as a trained layer has them, in bfloat16 (width 2) or float32."""
+    rng = random.Random(seed)
+    data = struct.pack(f"<{count}f", *[rng.gauss(0, 0.02) for _ in range(count)])
+    if width == 4:
+        return data
+    return b"".join([data[at + 2 : at + 4] for at in range(0, len(data), 4)])
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("has_numpy", [False, True])
+def test_planes_of_floats(monkeypatch, width, has_numpy):
+    if has_numpy:
+        pytest.importorskip("numpy")
+    monkeypatch.setattr(planes, "_HAS_NUMPY", has_numpy)
+    data = floats(2_400_000 // width, width)
+    assert bytes(planes.split(data, width))[:5] == data[: 5 * width : width]
+    assert bytes(planes.merge(planes.split(data, width), width)) == data
+    encoded = Encoder().encode(memoryview(data), Kind.GPU_BLOCK)
+    assert encoded.codec == {2: Codec.ZSTD_PLANES_2, 4: Codec.ZSTD_PLANES_4}[width]
+    plain = Encoder().encode(memoryview(data), Kind.FILE)
+    assert len(encoded.payload) < 0.95 * len(plain.payload)
+    payload = memoryview(bytes(encoded.payload))
+    assert bytes(Decoder().decode(hash_of(data), encoded.codec, payload, len(data))) == data
+
+
+def test_text_and_noise_get_no_planes():
+    for data in (b"the same words " * 20_000, random.Random(3).randbytes(1 << 18)):
+        encoded = Encoder().encode(memoryview(data), Kind.GPU_BLOCK)
+        assert encoded.codec in (Codec.PLAIN, Codec.ZSTD)
+
+
+def test_odd_lengths_of_planes_are_refused():
+    data = floats(1_200_000, 2)
+    encoded = Encoder().encode(memoryview(data), Kind.GPU_BLOCK)
+    with pytest.raises(IntegrityError, match="byte planes"):
+        Decoder().decode(hash_of(data), encoded.codec, memoryview(encoded.payload), len(data) - 1)

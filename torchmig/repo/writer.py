@@ -123,7 +123,7 @@ class Writer:
     def _add_new(self, kind: Kind, blobs: list[tuple[bytes, memoryview]]) -> None:
         """Compress and pack blobs that this thread has claimed."""
         encoder = self._encoder()
-        encoded = [(blob_id, len(data), encoder.encode(data)) for blob_id, data in blobs]
+        encoded = [(blob_id, len(data), encoder.encode(data, kind)) for blob_id, data in blobs]
         sealed: list[SealedPack] = []
         with self._lock:
             for blob_id, size_bytes, blob in encoded:

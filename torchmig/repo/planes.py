@@ -1,0 +1,40 @@
+"""Byte planes: all first bytes of the numbers, then all second ones, and so on.
+
+In floating-point numbers the bytes with sign and exponent repeat much and the others hardly at all.
+Side by side, a compressor finds little; apart, it finds all there is.
+"""
+
+import importlib.util
+
+from torchmig.store import Buffer
+
+# Four times as fast and side by side in several threads, but torch can do without numpy too.
+_HAS_NUMPY = importlib.util.find_spec("numpy") is not None
+
+
+def split(data: Buffer, width: int) -> bytes:
+    """Return the planes of numbers of `width` bytes; the length must be a multiple of it."""
+    if _HAS_NUMPY:
+        import numpy as np
+
+        rows = np.frombuffer(data, np.uint8).reshape(-1, width)
+        return rows.T.tobytes()
+    plain = bytes(data)
+    return b"".join([plain[number::width] for number in range(width)])
+
+
+def merge(planes: Buffer, width: int) -> bytes | bytearray:
+    """Return the numbers whose planes these are."""
+    size_bytes = len(planes)
+    count = size_bytes // width
+    if _HAS_NUMPY:
+        import numpy as np
+
+        merged = np.empty((count, width), np.uint8)
+        for number, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(width, count)):
+            merged[:, number] = plane
+        return merged.tobytes()
+    output = bytearray(size_bytes)
+    for number in range(width):
+        output[number::width] = planes[number * count : (number + 1) * count]
+    return output
