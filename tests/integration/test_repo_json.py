@@ -43,6 +43,7 @@ COMMANDS = {
     "check": ["check", "--read-data"],
     "forget": ["forget", "--keep-last", "1"],
     "prune": ["prune"],
+    "rebuild-index": ["rebuild-index"],
     "tag": ["tag", "--add", "x"],
 }
 

@@ -372,7 +372,7 @@ def main_error(arguments):
 def test_every_verb_explains_itself(capsys):
     for verb in (
         *("init", "snapshots", "show", "ls", "diff", "stats", "check", "forget"),
-        *("prune", "copy", "unlock", "tag"),
+        *("prune", "copy", "unlock", "tag", "rebuild-index"),
     ):
         with pytest.raises(SystemExit) as ended:
             main([verb, "--help"])
@@ -390,3 +390,32 @@ def test_default_repository_is_in_the_current_folder(tmp_path, monkeypatch, caps
     assert main(["snapshots", "--json"]) == 0
     assert Path(tmp_path / "torchmig-repo").is_dir()
     capsys.readouterr()
+
+
+def test_rebuild_index(repo, torchmig, as_json, tmp_path):
+    save(repo)
+    folder = tmp_path / "repo" / "index"
+    for damaged in (True, False):
+        (index,) = folder.iterdir()
+        if damaged:
+            index.write_bytes(index.read_bytes()[:-1])
+        else:
+            index.unlink()
+        assert torchmig("check")[0] == 22
+        assert torchmig("ls")[0] == 22
+        assert as_json("rebuild-index", lines=True)[-1]["packs"] == 2
+        assert as_json("check", "--read-data", lines=True)[-1]["problems"] == 0
+        assert len(list(folder.iterdir())) == 1
+    pack = max((tmp_path / "repo" / "data").rglob("*"), key=lambda path: path.stat().st_size)
+    whole = pack.read_bytes()
+    for bad in (whole[:-1], whole[:100], whole[5:], b"", whole[:-50] + bytes(50)):
+        pack.write_bytes(bad)
+        code, out, _ = torchmig("rebuild-index")
+        assert code == 22
+        assert pack.name in out
+    pack.write_bytes(whole)
+    assert torchmig("rebuild-index")[0] == 0
+    assert torchmig("check", "--read-data")[0] == 0
+    lock = Lock.acquire(repo.store, LockKind.SHARED, "write")
+    assert torchmig("rebuild-index")[0] == 11
+    lock.release()

@@ -149,7 +149,9 @@ def encode_index(packs: list[tuple[bytes, bytes]]) -> tuple[str, bytes]:
 def decode_index(name: str, data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the (pack id, header) pairs of an index object after checking it against its name."""
     if f"{INDEX_PREFIX}/{hash_of(data).hex()}" != name:
-        raise IntegrityError(f"{name!r} is damaged: its bytes do not match its name")
+        raise IntegrityError(
+            f"{name!r} is damaged: its bytes do not match its name; run 'torchmig rebuild-index'"
+        )
     try:
         document = msgpack.unpackb(data, raw=False)
         version, packs = document["version"], document["packs"]

@@ -30,7 +30,7 @@ from torchmig.repo.repository import Repository
 from torchmig.repo.usage import load_all_or_refuse, used_blobs
 
 _log = logging.getLogger(__name__)
-_PACKS_PER_INDEX = 1024
+PACKS_PER_INDEX = 1024
 _TREE = KIND_CODES[Kind.TREE]
 
 Advance = Callable[[int], None]
@@ -120,7 +120,7 @@ class _Prune:
         report.freed_bytes -= sum(pack.used_bytes for pack in repacked)
         if dry_run:
             return report
-        if repacked or emptied or len(old_index) > 1 + len(packs) // _PACKS_PER_INDEX:
+        if repacked or emptied or len(old_index) > 1 + len(packs) // PACKS_PER_INDEX:
             new = self._repack(repacked)
             new_index = self._write_index([*[(p.pack_id, p.header) for p in kept], *new])
             self._still_locked()
@@ -201,8 +201,8 @@ class _Prune:
 
     def _write_index(self, packs: list[tuple[bytes, bytes]]) -> set[str]:
         names = set()
-        for start in range(0, len(packs), _PACKS_PER_INDEX):
-            name, data = encode_index(packs[start : start + _PACKS_PER_INDEX])
+        for start in range(0, len(packs), PACKS_PER_INDEX):
+            name, data = encode_index(packs[start : start + PACKS_PER_INDEX])
             self._store.put(name, [data])
             names.add(name)
         return names
