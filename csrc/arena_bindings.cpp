@@ -83,6 +83,10 @@ void register_live_arena(py::module_& m) {
         }
         return out;
     });
+    m.def(
+        "is_nccl_socket",
+        [](uint64_t inode) { return live() != nullptr && live()->is_nccl_socket(inode) != 0; },
+        py::arg("inode"));
     m.def("arena_seen", [] {
         const ArenaAbi* abi = live();
         const auto count = [abi](Seen what) {

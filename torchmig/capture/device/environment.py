@@ -39,7 +39,7 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     added = {name: value for name, (value, _) in NEEDED.items() if name not in environment}
     library = preload_library()
-    if library is not None and environment.get("TORCHMIG_ARENA") != "0":
+    if library is not None:
         before = environment.get(_PRELOAD, "")
         if os.fspath(library) not in before.split(":"):
             added[_PRELOAD] = f"{library}:{before}" if before else os.fspath(library)
