@@ -9,6 +9,7 @@ import ctypes
 import os
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -84,6 +85,19 @@ def _uuid(device: int) -> str:
     if ctypes.CDLL("libcuda.so.1").cuDeviceGetUuid_v2(value, device) != 0:
         raise RuntimeError(f"the driver does not say which GPU device {device} is")
     return str(UUID(bytes=bytes(value)))
+
+
+def nccl_sockets() -> list[int]:
+    """Return the inode numbers of NCCL's sockets, which go when communication is taken down."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.fspath(entry.readlink())
+        except OSError:
+            continue  # the listing's own
+        if target.startswith("socket:[") and _C.is_nccl_socket(int(target[8:-1])):
+            found.append(int(target[8:-1]))
+    return found
 
 
 def settle() -> None:

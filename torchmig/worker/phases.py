@@ -22,7 +22,7 @@ def describe(_request: str) -> str:
     return json.dumps(
         {
             "refused": communication.refused() + device.refused(),
-            "sockets": _C.torch_socket_inodes(),
+            "sockets": _C.torch_socket_inodes() + device.nccl_sockets(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "cuda": torch.cuda.is_initialized(),
