@@ -51,9 +51,10 @@ fix: $(STAMPS)/build ## mend what the checks can mend by themselves
 	$(BIN)/clang-format -i $(CXX_FILES)
 	$(BIN)/torchmig config markdown > docs/options.md
 
-bench: setup ## measure the steady-state cost in pairs of runs, and checkpoints
+bench: setup ## measure the steady-state cost in pairs of runs, checkpoints, and the repository
 	@$(BIN)/python -m benchmarks.steady_state
 	@$(BIN)/python -m benchmarks.checkpoints
+	@$(BIN)/python -m benchmarks.bench_repo
 
 clean: ## remove all that the other targets made
 	rm -rf .venv .criu .stamps build dist *.egg-info torchmig/*.so
