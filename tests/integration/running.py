@@ -1,6 +1,7 @@
 """Runs real jobs under torchrun and torchmig-run for the tests, and compares what they print."""
 
 import functools
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,9 @@ JOBS = Path(__file__).resolve().parents[1] / "jobs"
 BIN = Path(sys.executable).parent
 START_SECONDS = 120
 END_SECONDS = 240
+
+
+started = []  # for the fixture that leaves nothing behind
 
 
 class Run:
@@ -37,6 +41,7 @@ class Run:
                 env=environment,
                 start_new_session=True,
             )
+        started.append(self)
 
     @property
     def text(self):
@@ -101,6 +106,12 @@ def torchmig(*arguments, check=True, env=None):
     if check:
         assert done.returncode == 0, done.stderr
     return done
+
+
+def snapshots(folder, repo=None):
+    """Return the snapshots of the repository of a run in `folder`, the newest last."""
+    repo = repo or folder / "torchmig-repo"
+    return json.loads(torchmig("snapshots", "--json", "--repo", repo).stdout)
 
 
 def by_rank(*texts):

@@ -6,7 +6,7 @@ import random
 import signal
 
 import pytest
-from running import JOBS, Run, by_rank, torchmig, unbroken
+from running import JOBS, Run, by_rank, snapshots, torchmig, unbroken
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 
@@ -78,10 +78,6 @@ def test_a_second_snapshot_stores_little_of_the_first_again(tmp_path):
     Run(tmp_path, "--restore=latest").finish()
     reports = [summary["report"] for summary in manifests(tmp_path)]
     assert reports[1]["new_bytes"] <= 0.15 * reports[0]["new_bytes"]
-
-
-def snapshots(folder):
-    return json.loads(torchmig("snapshots", "--json", "--repo", folder / "torchmig-repo").stdout)
 
 
 def manifests(folder):

@@ -1,0 +1,82 @@
+"""Two agents of one job: one snapshot of all, and nothing half done when an agent is lost."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+from running import JOBS, Run, by_rank, snapshots, unbroken
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(folder, rendezvous, *arguments):
+    """Start two agents that meet at a port which was free a moment ago."""
+    port = free_port()
+    runs = []
+    for node in range(2):
+        if rendezvous == "static":
+            meeting = [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        else:
+            meeting = [
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint=127.0.0.1:{port}",
+                f"--rdzv-id=job{port}",
+            ]
+        runs.append(Run(folder, "--nnodes=2", *meeting, *arguments))
+    return runs
+
+
+def end(runs, code):
+    for run in runs:
+        assert run.wait() == code, f"{run.text}{run.errors}"
+
+
+@pytest.mark.parametrize(("rendezvous", "asked"), [("c10d", 1), ("static", 0)])
+def test_a_signal_to_either_agent_suspends_the_whole_job(tmp_path, rendezvous, asked):
+    script = (JOBS / "ddp.py", "25", "0.03")
+    first = start(tmp_path, rendezvous, "--nproc-per-node=2", *script)
+    first[0].wait_for_step(4)
+    first[asked].signal(signal.SIGUSR2)
+    end(first, 85)
+    assert len(snapshots(tmp_path)) == 1
+    second = start(tmp_path, rendezvous, "--restore=latest")
+    end(second, 0)
+    texts = [run.text for run in (*first, *second)]
+    assert by_rank(*texts) == unbroken(4, "ddp.py", "25", "0.03")
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["coordinator", "other"])
+def test_an_agent_lost_in_a_request_leaves_no_snapshot_and_no_hang(tmp_path, lost):
+    script = (JOBS / "ddp.py", "4000", "0.03")
+    runs = start(tmp_path, "static", "--nproc-per-node=1", "--deadline=20s", *script)
+    runs[0].wait_for_step(4)
+    runs[0].signal(signal.SIGUSR2).wait_for("torchmig: cut")
+    os.kill(runs[lost].process.pid, signal.SIGKILL)
+    runs[lost].wait()
+    # The ranks of the other node miss their peers, as under torchrun, and the job fails.
+    assert runs[1 - lost].wait() not in (0, 85)
+    assert snapshots(tmp_path) == []
+    deadline = time.monotonic() + 20
+    while left := processes_in(tmp_path):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def processes_in(folder):
+    """Return the processes whose working folder is the job's."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{name}/cwd") == str(folder):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
