@@ -1,0 +1,79 @@
+"""What ranks get in their environment for the sake of their GPUs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from torchmig.capture.device import environment
+
+
+@pytest.fixture
+def gpu_host(monkeypatch):
+    monkeypatch.setattr(environment, "has_gpu", lambda: True)
+
+
+def test_a_host_without_driver_adds_nothing(monkeypatch):
+    monkeypatch.setattr(environment, "has_gpu", lambda: False)
+    assert environment.rank_environment({}) == {}
+
+
+@pytest.mark.usefixtures("gpu_host")
+def test_the_users_own_values_stay():
+    added = environment.rank_environment({"NCCL_NVLS_ENABLE": "1", "LD_PRELOAD": "/lib/own.so"})
+    assert "NCCL_NVLS_ENABLE" not in added
+    assert added["NCCL_RAS_ENABLE"] == "0"
+    library = environment.preload_library()
+    assert added["LD_PRELOAD"] == f"{library}:/lib/own.so"
+
+
+@pytest.mark.usefixtures("gpu_host")
+def test_a_rank_of_a_rank_gets_the_library_once():
+    added = environment.rank_environment({})
+    again = environment.rank_environment(added)
+    assert "LD_PRELOAD" not in again
+
+
+def test_settings_that_a_checkpoint_does_not_survive_are_named():
+    found = environment.unfit({"NCCL_NVLS_ENABLE": "1", "NCCL_CUMEM_ENABLE": "0"})
+    assert len(found) == 2
+    assert "set NCCL_NVLS_ENABLE=0 or leave it unset" in found[0]
+    assert environment.unfit({"NCCL_NVLS_ENABLE": "0"}) == []
+
+
+def test_the_library_changes_nothing_where_there_is_no_cuda():
+    script = (
+        "import socket, sys, ctypes\n"
+        "s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()\n"
+        "c = socket.create_connection(s.getsockname()); peer, _ = s.accept()\n"
+        "c.sendall(b'through'); assert peer.recv(7) == b'through'\n"
+        "import torch; from torchmig import _C\n"
+        "assert _C.arena_why_unusable(), 'an arena without a driver'\n"
+        "assert not _C.is_nccl_socket(1)\n"
+        "_C.arena_detach(); _C.arena_attach()\n"
+        "print(sum(_C.arena_seen().values()), torch.ones(3).sum().item())\n"
+    )
+    library = environment.preload_library()
+    assert library is not None
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "LD_PRELOAD": str(library), "TORCHMIG_ARENA": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 3.0\n", "")
+
+
+def test_the_library_exports_its_hooks_and_nothing_else():
+    library = environment.preload_library()
+    assert library is not None
+    done = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    )
+    names = {line.split()[-1].split("@")[0] for line in done.stdout.splitlines()}
+    sockets = {"socket", "accept", "accept4"}
+    assert {name for name in names if not name.startswith("cuda")} == sockets | {
+        "torchmig_arena_abi"
+    }
