@@ -13,6 +13,7 @@ from torchmig.repo import JobName, Manifest, RankSection, Repository
 from torchmig.repo.cache import LocalCache, Reached
 from torchmig.repo.check import Checker, Subset
 from torchmig.repo.copy import copy_snapshot
+from torchmig.repo.prune import prune
 from torchmig.store import RetryingStore, RetryPolicy
 from torchmig.store.s3 import S3Options, S3Store
 
@@ -131,6 +132,13 @@ def test_two_nodes(distant, tmp_path):
     caches[1].upload(manifest, [1])
     caches[0].commit(manifest)
     assert Checker(distant).run(Subset()).problems == []
+    # A node's folder lacks the other's blobs, which is no damage, and it can be pruned.
+    for number, each in enumerate(caches):
+        assert Checker(each.near).run(Subset()).problems == []
+        gone = manifest_of(write(each, number, 66), seed=6)
+        each.near.forget(each.keep(gone))
+        each.near.release()
+        assert prune(each.near, max_unused=0).freed_bytes >= 8 * MIB
     # Restored on the other way round, each node finds one rank near and fetches the other.
     for each in caches:
         with each.reader(each.load("latest")) as reader:

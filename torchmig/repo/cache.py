@@ -59,6 +59,7 @@ class LocalCache:
     def __init__(self, distant: Repository, folder: Path, size_bytes: int | None = None) -> None:
         self.distant = distant
         self.near = Repository.open(str(folder), create=True)
+        self.near.mark_as_node_folder()
         self._size_bytes = size_bytes
 
     def __enter__(self) -> "LocalCache":
@@ -81,7 +82,7 @@ class LocalCache:
 
         Blobs of ranks on other nodes need not be here.
         """
-        return self.near.commit(manifest, partial=True)
+        return self.near.commit(manifest)
 
     def upload(
         self, manifest: Manifest, ranks: Iterable[int] | None = None, *,

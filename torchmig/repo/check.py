@@ -23,7 +23,7 @@ from torchmig.repo.locks import LOCK_PREFIX, check_lock
 from torchmig.repo.manifest import SNAPSHOT_PREFIX, Manifest
 from torchmig.repo.pack import TRAILER_BYTES, header_length, pack_name, parse_header
 from torchmig.repo.pool import Pool, default_threads
-from torchmig.repo.repository import CONFIG, Repository
+from torchmig.repo.repository import CONFIG, NODE_MARK, Repository
 from torchmig.repo.usage import load_all
 
 Advance = Callable[[int], None]
@@ -97,6 +97,7 @@ class Checker:
         self._store = repo.store
         self._headers: dict[bytes, bytes] = {}
         self._report = CheckReport()
+        self._may_lack_blobs = repo.is_node_folder()
         self._damaged: dict[bytes, list[tuple[str, str]]] = defaultdict(list)
 
     def run(
@@ -142,7 +143,7 @@ class Checker:
                 self._add(Problem(name, str(error)))
 
     def _note_unknown(self, stored: dict[str, int]) -> None:
-        known = ("data", INDEX_PREFIX, LOCK_PREFIX, SNAPSHOT_PREFIX, CONFIG)
+        known = ("data", INDEX_PREFIX, LOCK_PREFIX, SNAPSHOT_PREFIX, CONFIG, NODE_MARK)
         self._report.unused_objects += [
             name for name in sorted(stored) if name.partition("/")[0] not in known
         ]
@@ -229,6 +230,8 @@ class Checker:
                 for tree in stream.trees:
                     if tree in self._damaged:
                         hit[tree].add(manifest.id)
+                if self._may_lack_blobs and not reader.has(stream):
+                    continue  # a stream of another node
                 try:
                     for row in reader.rows(stream):
                         if row[2] in self._damaged:

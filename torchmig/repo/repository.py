@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 FORMAT = "torchmig-repository"
 VERSION = 1
 CONFIG = "config"
+NODE_MARK = "node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +150,28 @@ class Repository:
         snapshot_id = self._last_loaded if snapshot is None else snapshot.id
         return Reader(self.store, self._session.index, snapshot_id, threads=threads, **options)
 
-    def commit(self, manifest: Manifest, *, partial: bool = False) -> str:
-        """Make the snapshot exist and return its id; all its blobs must be stored before.
+    def is_node_folder(self) -> bool:
+        """Tell whether this is a node's folder in front of another repository.
 
-        Args:
-            manifest: what is committed.
-            partial: do not look for the blobs, because some lie on other nodes. Only for a node's
-                own folder in front of the repository.
+        Its snapshots may lack blobs: those of ranks on other nodes.
         """
+        try:
+            self.store.get(NODE_MARK)
+        except ObjectMissingError:
+            return False
+        return True
+
+    def mark_as_node_folder(self) -> None:
+        """Say that snapshots here may lack blobs."""
+        if not self.is_node_folder():
+            self.store.put(NODE_MARK, [b"snapshots here may lack blobs of other nodes\n"])
+
+    def commit(self, manifest: Manifest) -> str:
+        """Make the snapshot exist and return its id; all its blobs must be stored before."""
         data = manifest.encode()
         snapshot_id = hash_of(data).hex()
         with self._session.committing() as is_unbroken:
-            if not partial:
+            if not self.is_node_folder():
                 self._check_blobs(manifest, deep=not is_unbroken)
             self.store.put(snapshot_name(snapshot_id), [data])
         return snapshot_id

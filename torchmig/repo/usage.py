@@ -27,15 +27,21 @@ def load_all(repo: Repository) -> tuple[list[Manifest], list[TorchmigError]]:
 
 
 def used_blobs(repo: Repository, manifests: Iterable[Manifest]) -> dict[bytes, int]:
-    """Return each blob that a snapshot uses and its size; raise if a tree cannot be read."""
+    """Return each blob that a snapshot uses and its size; raise if a tree cannot be read.
+
+    In a node's folder, streams of other nodes are left out, and their blobs may be in the result.
+    """
     used: dict[bytes, int] = {}
     read: set[tuple[bytes, ...]] = set()
+    index = repo.index() if repo.is_node_folder() else None
     for manifest in manifests:
         with repo.reader(manifest) as reader:
             for stream in manifest.streams:
                 used.update(dict.fromkeys(stream.trees, 0))
                 if stream.trees and stream.trees in read:
                     continue  # equal trees hold equal extents
+                if index is not None and any(tree not in index for tree in stream.trees):
+                    continue
                 read.add(stream.trees)
                 used.update((row[2], row[1]) for row in reader.rows(stream))
     return used
