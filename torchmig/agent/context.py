@@ -59,7 +59,7 @@ class RankContext(SubprocessContext):
         # The first two are torch's own tails of standard output and error for --tee. They begin at
         # the start of a file, which after a restore would print old lines again.
         self._teed = [set(tail._log_files) for tail in self._tail_logs[:2]]
-        self._tail_logs[:2] = [self.stdio]
+        self._tail_logs[:2] = [self.stdio]  # type: ignore[list-item]
 
     def _start(self) -> None:
         plans = []
@@ -80,7 +80,8 @@ class RankContext(SubprocessContext):
         for rank in ranks:
             self._tail(rank)
             self.error_files[rank.local_rank] = rank.error_file
-        self.subprocess_handlers = {rank.local_rank: RankHandler(rank) for rank in ranks}
+        handlers: dict[int, Any] = {rank.local_rank: RankHandler(rank) for rank in ranks}
+        self.subprocess_handlers = handlers
         self._on_started(ranks, self.stdio)
 
     def _argv(self, local_rank: int) -> list[str]:

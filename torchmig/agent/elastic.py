@@ -63,11 +63,12 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         if self._session is not None:
             self._session.close()
-        if self._life.settings.unfit.startswith("cannot make namespaces"):
-            return super()._start_workers(worker_group)
+        if self._life.settings.plain:
+            plain: dict[int, Any] = super()._start_workers(worker_group)
+            return plain
         session = self._session = self._open_session(worker_group)
         with _replaced(local_elastic_agent, "start_processes", self._start_ranks):
-            pids = super()._start_workers(worker_group)
+            pids: dict[int, Any] = super()._start_workers(worker_group)
         if self._life.restore is not None:
             self._wake(worker_group, session, self._life.restore)
             self._life.restore = None  # a later restart begins at the script, as under torchrun
@@ -81,7 +82,8 @@ class Agent(LocalElasticAgent):
         node = self._session.node if self._session is not None else None
         if node is not None and node.frozen.is_set():
             return RunResult(state=WorkerState.HEALTHY)
-        return super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
 
     def _open_session(self, worker_group: Any) -> Session:
         """Agree with the other agents on the job's name and on where they meet."""
@@ -209,7 +211,8 @@ class Agent(LocalElasticAgent):
         )
         store = dist.PrefixStore(place.prefix, connection)
         for name, value in manifest.store_keys.items():
-            store.set(name, b64decode(value))
+            # The binding takes bytes as well as text, whatever its annotation says.
+            store.set(name, b64decode(value))  # type: ignore[arg-type]
 
 
 local_elastic_agent_start = local_elastic_agent.start_processes

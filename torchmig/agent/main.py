@@ -20,12 +20,19 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from torchmig.agent.control import ControlServer, socket_path
 from torchmig.agent.elastic import Agent, Life, SuspendedError, describe_launch
+from torchmig.agent.ranks import RankProcess
 from torchmig.agent.request import Kind, Outcome
 from torchmig.agent.session import Session, Settings
 from torchmig.config import Group, add_options
 from torchmig.console import run_program
 from torchmig.criu import Criu, find_criu, load_pycriu
-from torchmig.errors import ExitCode, HostUnfitError, TorchmigError, UsageError
+from torchmig.errors import (
+    ExitCode,
+    HostUnfitError,
+    SnapshotUnfitError,
+    TorchmigError,
+    UsageError,
+)
 from torchmig.progress import make_progress
 from torchmig.repo import JobName, Manifest, Repository
 from torchmig.units import format_size
@@ -52,6 +59,7 @@ class Program:
         self.session: Session | None = None
         self.control: ControlServer | None = None
         self.life: Life | None = None
+        self.settings: Settings | None = None
 
     def run(self) -> int:
         """Run the job; return 0 or 85, or raise as torchrun does."""
@@ -64,8 +72,11 @@ class Program:
         manifest = _load(arguments) if arguments.restore is not None else None
         if manifest is not None:
             _take_command_line(arguments, manifest)
+        settings = self.settings = _settings(arguments)
+        if manifest is not None and settings.unfit:
+            raise HostUnfitError(f"cannot restore snapshot {manifest.id[:8]}: {settings.unfit}")
         life = self.life = Life(
-            settings=_settings(arguments),
+            settings=settings,
             restore=manifest,
             progress=self.progress,
             on_session=self._on_session,
@@ -75,6 +86,8 @@ class Program:
         launcher.LocalElasticAgent = lambda **options: Agent(life, **options)  # type: ignore[assignment,misc]
         self._take_signals()
         try:
+            if settings.plain:
+                self._refuse_requests(settings)
             record(_run_torchrun)(arguments)
         except SuspendedError:
             return self._suspended(life.outcome)
@@ -110,9 +123,25 @@ class Program:
 
     def _ask(self, kind: Kind) -> None:
         if self.session is None:
-            log.warning("%s refused: the ranks have not been started yet", kind)
+            log.warning("%s refused: %s", kind, self._why_not)
             return
         self.session.ask(kind)
+
+    @property
+    def _why_not(self) -> str:
+        """Why there is nobody to carry a request out."""
+        if self.settings is not None and self.settings.plain:
+            return self.settings.unfit
+        return "the ranks have not been started yet"
+
+    def _refuse_requests(self, settings: Settings) -> None:
+        """Say once that this job cannot be checkpointed, and again to whoever asks for it."""
+        log.warning("this job cannot be checkpointed: %s", settings.unfit)
+        path = socket_path(settings.runtime_dir, settings.job.name)
+        try:
+            self.control = ControlServer(path, self._serve)
+        except OSError as error:
+            log.warning("'torchmig ps' will not show this job: '%s': %s", path, error.strerror)
 
     def _on_session(self, session: Session) -> None:
         first = self.session is None
@@ -160,8 +189,10 @@ class Program:
 
     def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
         session = self.session
+        if session is None and self.settings is not None and self.settings.plain:
+            return self._serve_plain(request, self.settings)
         if session is None:
-            raise TorchmigError("the ranks have not been started yet")
+            raise TorchmigError(self._why_not)
         if request["do"] == "status":
             return {**session.status(), "pid": os.getpid()}
         if request["do"] == "explain":
@@ -171,6 +202,25 @@ class Program:
             outcome = session.ask(kind, request.get("deadline_seconds")).result()
             return {"snapshot": outcome.snapshot, "times": outcome.times, "sizes": outcome.sizes}
         raise UsageError(f"agents know no request '{request['do']}'")
+
+    def _serve_plain(self, request: dict[str, Any], settings: Settings) -> dict[str, Any]:
+        if request["do"] != "status":
+            raise HostUnfitError(
+                f"job '{settings.job.name}' cannot be checkpointed: {self._why_not}"
+            )
+        return {
+            "job": settings.job.name,
+            "pid": os.getpid(),
+            "node": 0,
+            "nodes": 1,
+            "world_size": 0,
+            "ranks": [],
+            "pids": [],
+            "state": "running",
+            "last_snapshot": "",
+            "repo": settings.repo,
+            "unfit": settings.unfit,
+        }
 
     def _suspended(self, outcome: Outcome | None) -> int:
         if outcome is None:  # the coordinator, elsewhere, knows the rest
@@ -241,9 +291,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _load(arguments: argparse.Namespace) -> Manifest:
     with Repository.open(_repo(arguments)) as repository:
         manifest = repository.load(arguments.restore, arguments.job)
-        snapshot_id = repository.resolve(arguments.restore, arguments.job)
-    arguments.restored_id = snapshot_id
-    return manifest.with_id(snapshot_id)
+    arguments.restored_id = manifest.id
+    return manifest
 
 
 def _take_command_line(arguments: argparse.Namespace, manifest: Manifest) -> None:
@@ -258,6 +307,12 @@ def _take_command_line(arguments: argparse.Namespace, manifest: Manifest) -> Non
                 f"cannot restore snapshot {manifest.id[:8]} with the script '{' '.join(given)}': "
                 f"it was taken of '{' '.join(taken)}'; leave the script out, or give the same one"
             )
+    script_file = Path(launch["cwd"], launch["script"])
+    if not (launch["module"] or launch["no_python"] or script_file.is_file()):
+        raise SnapshotUnfitError(
+            f"cannot restore snapshot {manifest.id[:8]} on this host: its script '{script_file}' "
+            "is missing; put it in the same place"
+        )
     arguments.training_script = launch["script"]
     arguments.training_script_args = launch["script_args"]
     arguments.module = launch["module"]
@@ -270,18 +325,18 @@ def _take_command_line(arguments: argparse.Namespace, manifest: Manifest) -> Non
 
 def _settings(arguments: argparse.Namespace) -> Settings:
     criu: Criu | None = None
-    unfit = ""
+    unfit, plain = "", False
     try:
-        if os.geteuid() != 0:
-            raise HostUnfitError(
-                "cannot make namespaces for ranks: this is not root; run as root, "
-                "or see 'torchmig doctor'"
-            )
-        criu = find_criu(arguments.criu)
-        load_pycriu(criu)  # here, because threads that import side by side see it half loaded
+        _require_own_ranks(arguments)
     except HostUnfitError as error:
-        unfit = str(error)
-    name = arguments.job or _job_name(arguments.training_script)
+        unfit, plain = str(error), True
+    else:
+        try:
+            criu = find_criu(arguments.criu)
+            load_pycriu(criu)  # here, because threads that import side by side see it half loaded
+        except HostUnfitError as error:
+            unfit = str(error)
+    name = _job_name(arguments)
     _, nodes = torchrun.parse_min_max_nnodes(str(arguments.nnodes))
     return Settings(
         job=JobName(name, uuid.uuid4().hex[:12]),
@@ -292,14 +347,50 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         launch=describe_launch(arguments, nodes),
         criu=criu,
         unfit=unfit,
+        plain=plain,
         gpus=arguments.gpus,
         staging_bytes=arguments.staging,
     )
 
 
-def _job_name(script: str) -> str:
-    stem = Path(script).stem or "job"
-    return f"{stem[: LONGEST_NAME - 7]}-{uuid.uuid4().hex[:6]}"
+def _require_own_ranks(arguments: argparse.Namespace) -> None:
+    """Refuse where ranks cannot have namespaces and folders of their own.
+
+    Raises:
+        HostUnfitError: They have to be started by torch itself, and cannot be checkpointed.
+    """
+    if arguments.run_path:
+        raise HostUnfitError(
+            "cannot checkpoint a script started with '--run-path': leave '--run-path' out"
+        )
+    if os.geteuid() != 0:
+        raise HostUnfitError(
+            "cannot make namespaces for ranks: this is not root; run as root, "
+            "or see 'torchmig doctor'"
+        )
+    folder = Path(arguments.runtime_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise HostUnfitError(
+            f"cannot make the folder '{folder}' for ranks: {error.strerror}; "
+            "name another with '--runtime-dir'"
+        ) from error
+    RankProcess().kill()  # tried, because what a kernel or a container allows is written nowhere
+
+
+def _job_name(arguments: argparse.Namespace) -> str:
+    name = arguments.job
+    if name is None:
+        stem = Path(arguments.training_script).stem or "job"
+        return f"{stem[: LONGEST_NAME - 7]}-{uuid.uuid4().hex[:6]}"
+    # It names a folder, in which a socket lies.
+    if "/" in name or name.startswith(".") or len(os.fsencode(name)) > LONGEST_NAME:
+        raise UsageError(
+            f"'{name}' cannot be the name of a job: write one without '/', not beginning with '.', "
+            f"of at most {LONGEST_NAME} bytes"
+        )
+    return str(name)
 
 
 def _repo(arguments: argparse.Namespace) -> str:

@@ -23,6 +23,7 @@ import select
 import signal
 import socket
 import sys
+from typing import Any
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWPID = 0x20000000
@@ -35,6 +36,7 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 
 # When it restores, CRIU takes the first free pids of the namespace for itself: ranks start high.
 LAST_PID = 9999
+LAST_PID_FILE = "/proc/sys/kernel/ns_last_pid"
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -54,16 +56,18 @@ def enter_namespaces() -> int:
     child = os.fork()
     if child == 0:
         check(libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID_NODEV_NOEXEC, None), "mount /proc")
+        os.close(os.open(LAST_PID_FILE, os.O_WRONLY))  # some containers have it read-only
     return child
 
 
-def spawn(order: dict) -> int:
+def spawn(order: dict[str, Any]) -> int:
     """Start the rank as a session leader with its standard streams in files; return its pid.
 
     The files are opened here, in the mount namespace that the rank and CRIU share.
     """
-    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
-        file.write(str(LAST_PID))
+    last_pid = os.open(LAST_PID_FILE, os.O_WRONLY)
+    os.write(last_pid, str(LAST_PID).encode())
+    os.close(last_pid)
     pid = os.fork()
     if pid:
         return pid
@@ -77,8 +81,8 @@ def spawn(order: dict) -> int:
         # Others may read what torchrun redirects; the agent's own folder is closed to them.
         out = os.open(order["stdout"], flags, 0o666)
         err = os.open(order["stderr"], flags, 0o666)
-        for number, fd in enumerate((null, out, err)):
-            os.dup2(fd, number)
+        for target, fd in enumerate((null, out, err)):
+            os.dup2(fd, target)
         os.closerange(3, max(null, out, err, 64) + 1)
         os.chdir(order["cwd"])
         environment = dict(order["env"], TORCHMIG_RANK_PID=str(os.getpid()))
@@ -111,11 +115,11 @@ class Init:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.say(up=True)
         while True:
-            ready, _, _ = select.select([self.channel, reader], [], [])
+            ready, _, _ = select.select([self.channel.fileno(), reader], [], [])
             if reader in ready:
                 os.read(reader, 4096)
                 self.reap()
-            if self.channel in ready:
+            if self.channel.fileno() in ready:
                 chunk = self.channel.recv(1 << 20)
                 if not chunk:
                     os._exit(1)
@@ -124,7 +128,7 @@ class Init:
                     line, self.buffer = self.buffer.split(b"\n", 1)
                     self.obey(json.loads(line))
 
-    def obey(self, order: dict) -> None:
+    def obey(self, order: dict[str, Any]) -> None:
         """Do what the agent says."""
         if order["do"] == "spawn":
             self.rank = spawn(order)

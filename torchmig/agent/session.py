@@ -46,6 +46,7 @@ class Settings:
     launch: dict[str, Any]
     criu: Criu | None
     unfit: str  # why this host cannot checkpoint; empty if it can
+    plain: bool = False  # ranks are started by torch itself, without namespaces
     gpus: str | None = None  # where GPU ranks are restored
     staging_bytes: int | None = None  # None: as much as the ranks use on GPUs
 

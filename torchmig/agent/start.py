@@ -68,7 +68,7 @@ class ScriptStarter:
         started: list[Rank] = []
         try:
             for plan in plans:
-                started.append(self._start(plan))
+                started.append(self._start(plan))  # noqa: PERF401 - the ones before a failure end
         except BaseException:
             for rank in started:
                 rank.end()
@@ -125,8 +125,8 @@ class SnapshotStarter:
         sections = [self._section(plan.rank) for plan in plans]
         what = f"snapshot {self.manifest.id[:8]}"
         gpu_maps = rank_gpu.plan_restore(sections, self.gpus, what)
-        work = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=self.work_dir))
         locks = [RankFolder(Path(section.state["folder"])).claim() for section in sections]
+        work = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=self.work_dir))
         started: list[Rank] = []
         try:
             rank_gpus = [self._gpu(section) for section in sections]
