@@ -1,4 +1,4 @@
-"""A request that meets ranks in an awkward place ends in a snapshot or is called off, never hangs."""
+"""A request that meets ranks in an awkward place ends in a snapshot or is called off."""
 
 import signal
 

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from running import JOBS, Run, by_rank, snapshots, unbroken
@@ -73,10 +74,10 @@ def test_an_agent_lost_in_a_request_leaves_no_snapshot_and_no_hang(tmp_path, los
 def processes_in(folder):
     """Return the processes whose working folder is the job's."""
     found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(f"/proc/{name}/cwd") == str(folder):
-                found.append(int(name))
+            if (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
         except OSError:
             continue
     return found

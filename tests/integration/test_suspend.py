@@ -58,7 +58,7 @@ def test_five_checkpoints_of_one_run_and_a_restore_from_the_middle(tmp_path):
     run.wait_for_step(1)
     for count in range(1, 6):
         run.signal(signal.SIGUSR1)
-        run.wait_for(r"(?s)(checkpointed into snapshot.*){%d}" % count)
+        run.wait_for(rf"(?s)(checkpointed into snapshot.*){{{count}}}")
     may_end.touch()
     reference = unbroken(2, "ddp.py", "200", "0.05")
     assert by_rank(run.finish().text) == reference
@@ -81,8 +81,6 @@ def test_a_second_snapshot_stores_little_of_the_first_again(tmp_path):
 
 
 def manifests(folder):
-    import json
-
     repo = folder / "torchmig-repo"
     return [
         json.loads(torchmig("show", "--json", summary["id"], "--repo", repo).stdout)

@@ -1,4 +1,4 @@
-"""Ranks that are busy with something else when the request comes; the first argument says with what."""
+"""Ranks that are busy when the request comes; the first argument says with what."""
 
 import os
 import sys

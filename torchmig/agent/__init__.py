@@ -1,1 +1,1 @@
-"""The process of a node: torchelastic's agent, with ranks that can be stopped, saved and restored."""
+"""The process of a node: torchelastic's agent, with ranks that can be saved and restored."""

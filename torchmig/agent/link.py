@@ -13,6 +13,7 @@ from typing import Any
 from torchmig.cut import Order, Report
 from torchmig.errors import DeadlineMissedError, TorchmigError
 
+
 class RankGoneError(TorchmigError):
     """The rank's end of the socket is closed: its process has ended or never came up."""
 

@@ -5,6 +5,7 @@ share anyway. One connection an agent, kept open: that it breaks is how the loss
 known. Messages are msgpack maps behind a length of four bytes.
 """
 
+import contextlib
 import hmac
 import itertools
 import logging
@@ -87,10 +88,8 @@ class Channel:
 
     def close(self) -> None:
         """Close; calls under way end with AgentGoneError."""
-        try:
+        with contextlib.suppress(OSError):  # the other end was faster
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other end was faster
 
     def _send(self, message: dict[str, Any]) -> None:
         data = msgpack.packb(message)
@@ -174,10 +173,8 @@ class Server:
 
     def close(self) -> None:
         """Stop accepting."""
-        try:
+        with contextlib.suppress(OSError):  # not listening any more
             self._listener.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # not listening any more
         self._listener.close()
 
     def _accept(self) -> None:

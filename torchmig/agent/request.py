@@ -25,7 +25,12 @@ from torchmig.cut import (
     pack_orders,
     split_orders,
 )
-from torchmig.errors import DeadlineMissedError, HostUnfitError, RequestWithdrawnError, TorchmigError
+from torchmig.errors import (
+    DeadlineMissedError,
+    HostUnfitError,
+    RequestWithdrawnError,
+    TorchmigError,
+)
 from torchmig.progress import Progress
 from torchmig.repo import JobName, Manifest, RankSection, Repository
 
@@ -47,8 +52,13 @@ class Kind(StrEnum):
 class NodeHandle(Protocol):
     """A node of the job, this one or another."""
 
-    node: int
-    host: str
+    @property
+    def node(self) -> int:
+        """Group rank."""
+
+    @property
+    def host(self) -> str:
+        """Name of the host."""
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of torchmig.agent.node.Node there."""
@@ -238,9 +248,7 @@ class Request:
                 "generation": uuid.uuid4().hex[:12],
                 "timeout_seconds": WALK_BACK_SECONDS,
             }
-            self._every(
-                "call", name="build_up", request=where, timeout_seconds=WALK_BACK_SECONDS
-            )
+            self._every("call", name="build_up", request=where, timeout_seconds=WALK_BACK_SECONDS)
             self._down = False
         self._every("release")
 
@@ -301,7 +309,7 @@ class Request:
             )
 
     def _every(self, method: str, **arguments: Any) -> list[Any]:
-        """Call a method on all nodes side by side; all have answered when this returns or raises."""
+        """Call a method on all nodes side by side; all have answered when this ends."""
         nodes = self.job.nodes
         with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
             futures = [pool.submit(node.call, method, **arguments) for node in nodes]

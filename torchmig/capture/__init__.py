@@ -1,0 +1,1 @@
+"""State of a job as streams of a repository, and back: process trees, devices, files."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torchmig.capture.process.descriptors import descriptors
 from torchmig.errors import SnapshotUnfitError, TorchmigError
 from torchmig.repo import Kind, Reader, Stream, Writer
 
@@ -86,7 +87,7 @@ def look(pids: Iterable[int], sparse: Iterable[str]) -> tuple[list[WrittenFile],
 
 
 def copy_files(files: list[WrittenFile], folder: Path) -> None:
-    """Copy the files, by number, into a folder, so that the tree may go on before they are stored."""
+    """Copy the files, by number, into a folder, so that the tree may go on meanwhile."""
     for number, written in enumerate(files):
         if not written.sparse:
             shutil.copyfile(written.path, folder / str(number))
@@ -167,9 +168,8 @@ def restore_files(
 
 def _open_files(pid: int) -> Iterator[tuple[str, bool]]:
     """Yield (path, whether it may be written) of each regular file, through fds and mappings."""
-    for name in _list(f"/proc/{pid}/fd"):
-        path = _link(f"/proc/{pid}/fd/{name}")
-        if path and not path.startswith(_NEVER) and not path.endswith(" (deleted)"):
+    for name, path in descriptors(pid):
+        if path.startswith("/") and _is_disk_file(path):
             flags = 0
             for line in _read(f"/proc/{pid}/fdinfo/{name}").splitlines():
                 if line.startswith("flags:"):
@@ -179,8 +179,12 @@ def _open_files(pid: int) -> Iterator[tuple[str, bool]]:
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/"):
             path = fields[5]
-            if not path.startswith(_NEVER) and not path.endswith(" (deleted)"):
+            if _is_disk_file(path):
                 yield path, fields[1][1] == "w" and fields[1][3] == "s"
+
+
+def _is_disk_file(path: str) -> bool:
+    return not path.startswith(_NEVER) and not path.endswith(" (deleted)")
 
 
 def _status(pid: int, path: str) -> os.stat_result | None:
@@ -189,20 +193,6 @@ def _status(pid: int, path: str) -> os.stat_result | None:
     except OSError:
         return None
     return status if stat.S_ISREG(status.st_mode) else None
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []  # the process has ended meanwhile
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
 
 
 def _read(path: str) -> str:

@@ -161,7 +161,7 @@ def _new_backend(old: _Backend, generation: str) -> Any:
         return nccl.make(old.recipe, old.group, store)
     new = c10d.ProcessGroupGloo(store, old.group.rank(), old.group.size(), timeout=old.timeout)
     new.options.global_ranks_in_group = old.members
-    new.options.group_name = old.name
+    new.options.group_name = old.group.group_name
     new._set_sequence_number_for_group()
     return new
 

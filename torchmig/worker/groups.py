@@ -42,7 +42,7 @@ def _as_method(original: Callable[..., Any], around: Callable[..., Any]) -> Call
 
 
 def _wrap_everywhere(name: str, around: Callable[..., Any]) -> None:
-    """Wrap a function of distributed_c10d, and the same name in torch.distributed if it is there."""
+    """Wrap a function of distributed_c10d, also where torch.distributed has it."""
     _wrap(c10d, name, around)
     if hasattr(dist, name):
         setattr(dist, name, getattr(c10d, name))

@@ -25,9 +25,9 @@ def install() -> None:
 
 def wrap(store: Store) -> Store:
     """Return a reconnectable store around `store`, or `store` itself if it is one."""
-    if isinstance(store, _C.ReconnectableStore):
+    if any(store is known for known in stores):
         return store
-    wrapped = _C.ReconnectableStore(store)
+    wrapped: Store = _C.ReconnectableStore(store)
     stores.append(wrapped)
     return wrapped
 

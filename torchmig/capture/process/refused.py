@@ -1,8 +1,9 @@
 """What a process tree holds that CRIU cannot dump, found before anything is frozen."""
 
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+
+from torchmig.capture.process.descriptors import descriptors
 
 ESTABLISHED = "01"
 # By what the kernel calls the descriptor.
@@ -25,7 +26,7 @@ def find_refused(pids: Iterable[int], torch_sockets: Iterable[int]) -> list[str]
     reasons = []
     for pid in pids:
         connections = _connections(pid)
-        for target in _descriptors(pid):
+        for _, target in descriptors(pid):
             for prefix, reason in _REFUSED.items():
                 if target.startswith(prefix):
                     reasons.append(f"process {pid} has {reason}")
@@ -38,18 +39,6 @@ def find_refused(pids: Iterable[int], torch_sockets: Iterable[int]) -> list[str]
                         "to close it before"
                     )
     return sorted(set(reasons))
-
-
-def _descriptors(pid: int) -> Iterator[str]:
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return  # it ended meanwhile
-    for name in names:
-        try:
-            yield os.readlink(f"/proc/{pid}/fd/{name}")
-        except OSError:
-            continue  # closed meanwhile
 
 
 def _connections(pid: int) -> dict[int, str]:
