@@ -1,0 +1,98 @@
+"""GPU memory through all phases of a request, and back from each, with a stand-in for the driver.
+
+What the driver and the devices themselves do is tested on GPUs, in tests/gpu.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import Run, by_rank, snapshots, unbroken
+
+from torchmig.repo import Repository
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
+
+STAND_IN = Path(__file__).with_name("gpu_stand_in")
+JOB = str(STAND_IN / "job.py")
+STEPS = "50"
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "stand-in-run"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN / "agent.py"} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def start(folder, program, ranks, *options, **faults):
+    env = {f"STAND_IN_{name.upper()}": fault for name, fault in faults.items()}
+    job = () if any("--restore" in option for option in options) else (JOB, STEPS)
+    ranks = () if not job else (f"--nproc-per-node={ranks}",)
+    return Run(folder, *ranks, *options, *job, program=program, env=env)
+
+
+def test_two_ranks_suspended_and_restored_on_swapped_gpus(tmp_path, program):
+    first = start(tmp_path, program, 2).wait_for_step(5).suspend()
+    second = start(tmp_path, program, 2, "--restore=latest", "--gpus=1,0").wait_for_step(12)
+    second.suspend()
+    assert second.errors.count("stand-in: restore") == 2
+    third = start(tmp_path, program, 2, "--restore=latest").finish()
+    lines = by_rank(first.text, second.text, third.text)
+    assert lines == unbroken(2, JOB, STEPS)
+    repository = Repository.open(str(tmp_path / "torchmig-repo"))
+    for summary in snapshots(tmp_path):
+        report = repository.load(summary["id"]).report
+        assert report["gpu_bytes"] == 2 * ((14 << 20) + 100)
+
+
+def test_a_checkpoint_goes_on_with_its_memory(tmp_path, program):
+    run = start(tmp_path, program, 1).wait_for_step(5)
+    run.signal(signal.SIGUSR1).wait_for("checkpointed into snapshot")
+    reference = unbroken(1, JOB, STEPS)
+    assert by_rank(run.finish().text) == reference
+    again = by_rank(start(tmp_path, program, 1, "--restore=latest").finish().text)
+    assert again[0] == reference[0][-len(again[0]) :]
+
+
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ({"fault": "lock"}, "the driver cannot lock process"),
+        ({"fault": "checkpoint"}, "the driver cannot checkpoint process"),
+        ({"fault": "staging"}, "staging can have 0 B more"),
+        ({"job_fault": "copy_out"}, "the stand-in does not copy"),
+        ({"job_fault": "refused"}, "rank 0: it uses managed memory"),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
+)
+def test_after_a_failure_the_job_trains_on(tmp_path, program, faults, reason):
+    run = start(tmp_path, program, 2, **faults).wait_for_step(5)
+    run.signal(signal.SIGUSR2).wait_for(reason)
+    assert by_rank(run.finish().text) == unbroken(2, JOB, STEPS)
+    assert snapshots(tmp_path) == []
+
+
+def test_a_full_repository_is_found_out_late_and_the_job_trains_on(tmp_path, program):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", small], check=True)
+    try:
+        run = start(tmp_path, program, 1, f"--repo={small}/repo").wait_for_step(5)
+        run.signal(signal.SIGUSR2).wait_for("no space left")
+        assert by_rank(run.finish().text) == unbroken(1, JOB, STEPS)
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)
+
+
+def test_gpus_without_room_are_refused_before_anything_is_started(tmp_path, program):
+    first = start(tmp_path, program, 1).wait_for_step(5).suspend()
+    refused = start(tmp_path, program, 1, "--restore=latest", fault="memory")
+    assert refused.wait() == 21, refused.errors
+    assert "GPU 0 has 1.000 MiB free" in refused.errors
+    assert "stand-in: restore" not in refused.errors
+    second = start(tmp_path, program, 1, "--restore=latest").finish()
+    assert by_rank(first.text, second.text) == unbroken(1, JOB, STEPS)
