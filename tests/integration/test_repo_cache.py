@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from fault_proxy import FaultProxy
 
-from torchmig.errors import DeadlineMissedError, IntegrityError, SnapshotNotFoundError, StoreError
-from torchmig.repo import JobName, Manifest, RankSection, Repository
+from torchmig.errors import (
+    DeadlineMissedError,
+    IntegrityError,
+    RepositoryNotFoundError,
+    SnapshotNotFoundError,
+    StoreError,
+)
+from torchmig.repo import Depot, JobName, Manifest, RankSection, Repository
 from torchmig.repo.cache import LocalCache, Reached
 from torchmig.repo.check import Checker, Subset
 from torchmig.repo.copy import copy_snapshot
@@ -47,7 +53,7 @@ def distant(tmp_path):
 
 @pytest.fixture
 def cache(distant, tmp_path):
-    with LocalCache(distant, tmp_path / "near") as opened:
+    with LocalCache(lambda: distant, tmp_path / "near") as opened:
         yield opened
 
 
@@ -109,7 +115,7 @@ def test_a_restore_on_another_node_fetches(cache, distant, tmp_path):
     cache.upload(manifest)
     cache.commit(manifest)
     with (
-        LocalCache(Repository.open(distant.url), tmp_path / "elsewhere") as other,
+        LocalCache(lambda: Repository.open(distant.url), tmp_path / "elsewhere") as other,
         other.reader(other.load("latest")) as reader,
     ):
         assert reader.read(manifest.streams[1]) == noise("50host-pages")
@@ -121,7 +127,9 @@ def test_a_restore_on_another_node_fetches(cache, distant, tmp_path):
 
 def test_two_nodes(distant, tmp_path):
     """Each keeps its own ranks, each uploads its own, the coordinator commits."""
-    caches = [LocalCache(Repository.open(distant.url), tmp_path / f"near{n}") for n in range(2)]
+    caches = [
+        LocalCache(lambda: Repository.open(distant.url), tmp_path / f"near{n}") for n in range(2)
+    ]
     sections = [write(each, rank, 6) for rank, each in enumerate(caches)]
     manifest = manifest_of(*sections)
     ids = {each.keep(manifest) for each in caches}
@@ -149,7 +157,7 @@ def test_two_nodes(distant, tmp_path):
 
 
 def test_the_folder_stays_within_its_size(distant, tmp_path):
-    with LocalCache(distant, tmp_path / "near", 20 * MIB) as cache:
+    with LocalCache(lambda: distant, tmp_path / "near", 20 * MIB) as cache:
         ids = []
         for seed in range(4):
             manifest = manifest_of(write(cache, 0, f"s{seed}"), seed=seed)
@@ -191,7 +199,7 @@ def test_a_suspend_while_the_server_is_away(s3_servers, monkeypatch, tmp_path):
         options = S3Options(endpoint_url=proxy.endpoint_url, read_timeout_seconds=2)
         store = RetryingStore(S3Store(f"bucket-{secrets.token_hex(6)}", "p", options), IMPATIENT)
         distant = Repository.on_store(store, create=True, make_bucket=True)
-        cache = LocalCache(distant, tmp_path / "near")
+        cache = LocalCache(lambda: distant, tmp_path / "near")
         store.inner.close()
         proxy.unavailable = 1 << 30
         manifest = manifest_of(write(cache, 0, 9))
@@ -207,3 +215,48 @@ def test_a_suspend_while_the_server_is_away(s3_servers, monkeypatch, tmp_path):
         assert cache.reached(snapshot_id) is Reached.REPOSITORY
         cache.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("torchmig")]
+
+
+def test_a_depot_without_a_folder_is_the_repository_itself(tmp_path):
+    depot = Depot.from_dict(Depot(str(tmp_path / "plain")).to_dict())
+    with depot.holding() as repo:
+        with depot.writing() as writer:
+            stream = writer.stream("s", "file")
+            stream.write(0, noise(1))
+            done = stream.close()
+        snapshot_id = repo.commit(manifest_of(RankSection(0, "n", 1, [done])))
+    manifest = depot.load("latest")
+    assert manifest.id == snapshot_id
+    with depot.reading(manifest) as reader:
+        assert reader.read(done) == noise(1)
+
+
+def test_a_depot_on_two_nodes_with_a_server(s3_servers, monkeypatch, tmp_path):
+    """What agents do: save, keep on every node, upload from every node, commit once, restore."""
+    for variable, value in s3_servers("rclone").environment.items():
+        monkeypatch.setenv(variable, value)
+    address = f"s3://bucket-{secrets.token_hex(6)}/jobs"
+    depots = [Depot(address, str(tmp_path / f"node{n}"), 1 << 30) for n in range(2)]
+    sections = []
+    for rank, depot in enumerate(depots):
+        with depot.writing() as writer:
+            stream = writer.stream(f"rank-{rank}/gpu", "gpu-block")
+            stream.write(0, noise(rank))
+            sections.append(RankSection(rank, f"node{rank}", 1, [stream.close()]))
+    manifest = manifest_of(*sections)
+    with depots[0].holding() as repo:
+        snapshot_id = repo.commit(manifest)
+    assert depots[1].keep(manifest) == snapshot_id
+    assert depots[0].load("latest").id == snapshot_id  # there is not even a bucket yet
+    with pytest.raises(RepositoryNotFoundError):
+        depots[0].upload(manifest, sections[:1])
+    Repository.open(address, create=True, make_bucket=True).close()
+    with depots[0].delivering() as cache:
+        for rank, depot in enumerate(depots):
+            depot.upload(manifest, [sections[rank]])
+        assert cache.commit(manifest) == snapshot_id
+    fresh = Depot(address, str(tmp_path / "elsewhere"))
+    with fresh.reading(fresh.load(snapshot_id[:9])) as reader:
+        reader.verify(manifest.streams)
+        reader.restore(manifest.streams[1], tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == noise(1)

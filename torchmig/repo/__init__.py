@@ -1,6 +1,7 @@
 """Snapshots of jobs, kept as deduplicated, checked blobs in a store."""
 
 from torchmig.repo.blob import Kind
+from torchmig.repo.depot import Depot
 from torchmig.repo.extents import Extent
 from torchmig.repo.manifest import JobName, Manifest, RankSection, Stream, target_path
 from torchmig.repo.reader import Mapping, Reader
@@ -9,6 +10,7 @@ from torchmig.repo.stream import StreamWriter
 from torchmig.repo.writer import Writer, WriterStats
 
 __all__ = [
+    "Depot",
     "Extent",
     "JobName",
     "Kind",

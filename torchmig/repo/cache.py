@@ -11,9 +11,10 @@ its ranks, then the coordinator commits to the distant repository.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,10 +22,12 @@ from pathlib import Path
 from torchmig.errors import (
     DeadlineMissedError,
     RepositoryLockedError,
+    RepositoryNotFoundError,
     SnapshotNotFoundError,
     StoreError,
 )
 from torchmig.repo.copy import copy_streams
+from torchmig.repo.extents import MAX_OFFSET, Row
 from torchmig.repo.manifest import Manifest, Stream
 from torchmig.repo.prune import prune
 from torchmig.repo.reader import Mapping, Reader
@@ -56,8 +59,11 @@ class UploadReport:
 class LocalCache:
     """A folder on this node in front of a repository."""
 
-    def __init__(self, distant: Repository, folder: Path, size_bytes: int | None = None) -> None:
-        self.distant = distant
+    def __init__(
+        self, open_distant: Callable[[], Repository], folder: Path, size_bytes: int | None = None
+    ) -> None:
+        self._open_distant = open_distant
+        self._distant: Repository | None = None
         self.near = Repository.open(str(folder), create=True)
         self.near.mark_as_node_folder()
         self._size_bytes = size_bytes
@@ -68,10 +74,18 @@ class LocalCache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def distant(self) -> Repository:
+        """The distant repository; contacted when first asked for."""
+        if self._distant is None:
+            self._distant = self._open_distant()
+        return self._distant
+
     def close(self) -> None:
         """Give up locks and connections of both."""
         self.near.close()
-        self.distant.close()
+        if self._distant is not None:
+            self._distant.close()
 
     def writer(self, *, budget_bytes: int | None = None, threads: int | None = None) -> Writer:
         """Return a writer into the folder; what it wrote is durable on this node."""
@@ -114,6 +128,7 @@ class LocalCache:
             advance(size_bytes)
 
         copied = copy_streams(self.near, self.distant, manifest, streams, advance_in_time)
+        self.trim()
         return UploadReport(copied.sent_blobs, copied.sent_bytes, time.monotonic() - begun)
 
     def commit(self, manifest: Manifest) -> str:
@@ -139,15 +154,16 @@ class LocalCache:
         If the distant repository cannot be reached, what this node has is all there is.
         """
         found: list[Manifest] = []
-        for repo in (self.near, self.distant):
-            try:
-                found.append(repo.load(reference, job))
-            except SnapshotNotFoundError:
-                continue
-            except StoreError as error:
-                if repo is self.near:
-                    raise
-                _log.warning("looking on this node only: %s", error)
+        with suppress(SnapshotNotFoundError):
+            found.append(self.near.load(reference, job))
+        try:
+            found.append(self.distant.load(reference, job))
+        except SnapshotNotFoundError:
+            pass
+        except (StoreError, RepositoryNotFoundError) as error:
+            if not found:
+                raise
+            _log.warning("looking on this node only: %s", error)
         if not found:
             raise SnapshotNotFoundError(
                 f"there is no snapshot {reference!r} in {self.distant.url!r} nor in "
@@ -162,8 +178,12 @@ class LocalCache:
         """Give a reader that takes each stream from the folder if all of it is there."""
         with ExitStack() as stack:
             near = stack.enter_context(self.near.reader(manifest, budget_bytes=budget_bytes))
-            distant = stack.enter_context(self.distant.reader(manifest, budget_bytes=budget_bytes))
-            yield Nearest(near, distant)
+
+            def open_distant() -> Reader:
+                reader = self.distant.reader(manifest, budget_bytes=budget_bytes)
+                return stack.enter_context(reader)
+
+            yield Nearest(near, open_distant)
 
     def trim(self) -> int:
         """Forget the oldest snapshots here that the distant repository has, down to the size.
@@ -189,35 +209,46 @@ class LocalCache:
         return sum(entry.size_bytes for entry in self.near.store.list(""))
 
 
-class Nearest:
-    """Reads each stream from where it is nearest; as `Reader` otherwise."""
+class Nearest(Reader):
+    """Reads each stream from where it is nearest."""
 
-    def __init__(self, near: Reader, distant: Reader) -> None:
+    def __init__(self, near: Reader, open_distant: Callable[[], Reader]) -> None:
+        # Nothing of its own: every method passes on to one of two readers.
         self._near = near
-        self._distant = distant
+        self._open_distant = open_distant
+        self._distant: Reader | None = None
+        self._lock = threading.Lock()
 
     def restore(
         self, stream: Stream, target: int | str | Path, mapping: Sequence[Mapping] | None = None
     ) -> None:
-        """Write a stream into a file; see `Reader.restore`."""
         self._for(stream).restore(stream, target, mapping)
 
     def read(self, stream: Stream) -> bytes:
-        """Return all bytes of a stream."""
         return self._for(stream).read(stream)
 
-    def chunks(self, stream: Stream) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset, bytes) in the order of offsets; see `Reader.chunks`."""
-        return self._for(stream).chunks(stream)
+    def chunks(
+        self, stream: Stream, start_bytes: int = 0, stop_bytes: int = MAX_OFFSET
+    ) -> Iterator[tuple[int, memoryview]]:
+        return self._for(stream).chunks(stream, start_bytes, stop_bytes)
 
     def read_range(self, stream: Stream, offset_bytes: int, size_bytes: int) -> bytes:
-        """Return a range of a stream."""
         return self._for(stream).read_range(stream, offset_bytes, size_bytes)
 
     def verify(self, streams: Iterable[Stream]) -> None:
-        """Check the bytes of streams where they would be read from."""
         for stream in streams:
             self._for(stream).verify([stream])
 
+    def rows(self, stream: Stream) -> list[Row]:
+        return self._for(stream).rows(stream)
+
+    def has(self, stream: Stream) -> bool:
+        return self._for(stream).has(stream)
+
     def _for(self, stream: Stream) -> Reader:
-        return self._near if self._near.has(stream) else self._distant
+        if self._near.has(stream):
+            return self._near
+        with self._lock:
+            if self._distant is None:
+                self._distant = self._open_distant()
+            return self._distant

@@ -35,7 +35,7 @@ from torchmig.repo.manifest import (
 from torchmig.repo.reader import Reader
 from torchmig.repo.session import WriteSession
 from torchmig.repo.writer import Writer
-from torchmig.store import Store, open_store
+from torchmig.store import RetryPolicy, Store, open_store
 
 _log = logging.getLogger(__name__)
 
@@ -69,15 +69,24 @@ class Repository:
         self._last_loaded = ""
 
     @classmethod
-    def open(cls, address: str, *, create: bool = False, make_bucket: bool = False) -> "Repository":
+    def open(
+        cls,
+        address: str,
+        *,
+        create: bool = False,
+        make_bucket: bool = False,
+        policy: RetryPolicy | None = None,
+    ) -> "Repository":
         """Open the repository at an address.
 
         Args:
             address: a path, a `file://` or an `s3://` URL.
             create: make the repository if it is not there; on S3 in a bucket that is there.
             make_bucket: make that bucket as well, which only `torchmig init` does.
+            policy: how long passing failures of the store are tried again.
         """
-        return cls.on_store(open_store(address), create=create, make_bucket=make_bucket)
+        store = open_store(address, policy)
+        return cls.on_store(store, create=create, make_bucket=make_bucket)
 
     @classmethod
     def on_store(
