@@ -72,10 +72,10 @@ def test_five_checkpoints_of_one_run_and_a_restore_from_the_middle(tmp_path):
 
 
 def test_a_second_snapshot_stores_little_of_the_first_again(tmp_path):
-    run = Run(tmp_path, "--nproc-per-node=2", JOBS / "ddp.py", "60")
+    may_end = tmp_path / "may-end"
+    run = Run(tmp_path, "--nproc-per-node=2", JOBS / "ddp.py", "60", "0.02", may_end)
     run.wait_for_step(8).signal(signal.SIGUSR1).wait_for(r"checkpointed into snapshot")
     run.wait_for_step(20).suspend()
-    Run(tmp_path, "--restore=latest").finish()
     reports = [summary["report"] for summary in manifests(tmp_path)]
     assert reports[1]["new_bytes"] <= 0.15 * reports[0]["new_bytes"]
 

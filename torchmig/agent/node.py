@@ -23,7 +23,7 @@ from torchmig.agent import gpu as rank_gpu
 from torchmig.agent.gpu import GpuStage, RankGpu
 from torchmig.agent.link import RankGoneError, RankLink
 from torchmig.agent.ranks import RankFolder, RankProcess
-from torchmig.capture import files
+from torchmig.capture import files, folders
 from torchmig.capture.device import environment, gpus
 from torchmig.capture.process import images, trees
 from torchmig.capture.process.refused import find_refused
@@ -65,6 +65,7 @@ class Rank:
     capture: Path | None = None  # images and copies of files, until they are in the repository
     written: list[files.WrittenFile] = field(default_factory=list)
     needed: list[files.NeededFile] = field(default_factory=list)
+    occupied: list[folders.Folder] = field(default_factory=list)
 
     def end(self) -> None:
         """End the process and give the folder up; may be called twice."""
@@ -208,7 +209,9 @@ class Node:
         )
         rank.stage = Stage.STOPPED
         streams = [str(rank.folder.stdout), str(rank.folder.stderr)]
-        rank.written, rank.needed = files.look(rank.process.tree(), streams)
+        tree = rank.process.tree()
+        rank.written, rank.needed = files.look(tree, streams)
+        rank.occupied = folders.look(tree)
         files.copy_files(rank.written, rank.copies)
         size = sum(path.stat().st_size for path in rank.images.iterdir())
         return {"rank": rank.rank, "seconds": seconds, "image_bytes": size}
@@ -240,6 +243,7 @@ class Node:
             "error_file": rank.error_file,
             "files": [file.to_dict() for file in rank.written],
             "needs": [file.to_dict() for file in rank.needed],
+            "folders": rank.occupied,
             rank_gpu.STATE: rank.gpu.state(),
         }
         return RankSection(rank.rank, self.host, rank.process.inner_pid, streams, state)

@@ -17,7 +17,7 @@ from torchmig.agent.gpu import RankGpu
 from torchmig.agent.link import RankLink
 from torchmig.agent.node import Rank
 from torchmig.agent.ranks import RankFolder, RankProcess
-from torchmig.capture import files
+from torchmig.capture import files, folders
 from torchmig.capture.device.environment import rank_environment
 from torchmig.capture.device.staging import Staging
 from torchmig.capture.process import images, trees
@@ -192,6 +192,7 @@ class SnapshotStarter:
                 written = [files.WrittenFile.from_dict(f) for f in section.state["files"]]
                 prefix = f"rank-{section.rank}/"
                 files.restore_files(reader, section.streams, written, prefix)
+                folders.make(section.state["folders"])
 
     def _restore(
         self, plan: RankPlan, section: RankSection, work: Path, lock: int, gpu: RankGpu
