@@ -73,6 +73,7 @@ def examine(where: Where) -> list[Check]:
         _extension,
         _autoload,
         _driver,
+        _gpu_settings,
         _files_limit,
         _memlock_limit,
         _memory,
@@ -216,10 +217,10 @@ def _driver(_where: Where) -> Check:
         return Check("driver", State.OK, "no NVIDIA driver: jobs on the CPU only")
     try:
         version = str(pynvml.nvmlSystemGetDriverVersion())
-        count = pynvml.nvmlDeviceGetCount()
+        gpus = [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
-    found = f"{version}, {count} GPU{'' if count == 1 else 's'}"
+    found = f"{version}, {', '.join(gpus) or 'no GPU'}"
     if _numbers(version) < OLDEST_DRIVER:
         return Check("driver", State.FAILED, found, "install driver 570 or newer")
     if _numbers(version) < REMAPPING_DRIVER:
@@ -231,6 +232,31 @@ def _driver(_where: Where) -> Check:
         )
         return Check("driver", State.WARNING, f"{found}, NCCL_CUMEM_ENABLE=0", cure)
     return Check("driver", State.OK, found)
+
+
+def _gpu(index: int) -> str:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    name = f"{pynvml.nvmlDeviceGetName(handle)}"
+    return f"GPU {index}: {name}, {format_size(memory.free)} of {format_size(memory.total)} free"
+
+
+def _gpu_settings(_where: Where) -> Check:
+    """Look at what the user has set, which ranks would otherwise be given."""
+    # The table is the agent's; this module is below it.
+    unsafe = {"NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_GRAPH_REGISTER": "0"}
+    unsafe |= {"NCCL_RAS_ENABLE": "0", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0"}
+    found = [
+        f"{name}={os.environ[name]}"
+        for name, value in unsafe.items()
+        if os.environ.get(name, value) != value
+    ]
+    if found:
+        cure = f"unset {', '.join(text.split('=')[0] for text in found)}: ranks are given 0"
+        return Check("gpu settings", State.WARNING, ", ".join(found), cure)
+    return Check("gpu settings", State.OK, f"ranks are given {', '.join(sorted(unsafe))} = 0")
 
 
 def _files_limit(_where: Where) -> Check:

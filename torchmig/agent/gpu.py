@@ -7,7 +7,7 @@ GPU goes through all of it without a step, and no driver is looked for.
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -197,8 +197,11 @@ def plan_restore(
     Raises:
         SnapshotUnfitError: They do not fit this host's GPUs.
     """
-    facts = {s.rank: (s.state.get(STATE) or {}).get("facts") for s in sections}
-    facts = {rank: fact for rank, fact in facts.items() if fact and fact["devices"]}
+    facts: dict[int, dict[str, Any]] = {}
+    for section in sections:
+        fact = (section.state.get(STATE) or {}).get("facts") or {}
+        if fact.get("devices"):
+            facts[section.rank] = fact
     if not facts:
         return {}
     present = gpus.list_gpus()
@@ -215,7 +218,7 @@ def plan_restore(
     targets = _targets([need.gpu for need in needs], named, present, what)
     gpus.check_fit(needs, {(need.rank, need.gpu): targets[need.gpu] for need in needs}, what)
     ids = [gpu.id for gpu in present]
-    maps = {}
+    maps: dict[int, Mapping[UUID, UUID]] = {}
     for rank, fact in facts.items():
         used = [gpus.parse_uuid(d["uuid"]) for d in fact["devices"]]
         seen = [gpus.parse_uuid(text) for text in fact["visible"]]
@@ -237,6 +240,24 @@ def _targets(
             f"{'named' if named is not None else 'here'}; name as many with --gpus"
         )
     return dict(zip(wanted, chosen, strict=False))
+
+
+def used_gpus(pids: Iterable[int]) -> list[dict[str, Any]]:
+    """Return which of this host's GPUs the processes use, with the memory that is taken there."""
+    if not has_gpu():
+        return []
+    own = set(pids)
+    return [
+        {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "used_bytes": gpu.total_bytes - gpu.free_bytes,
+            "total_bytes": gpu.total_bytes,
+        }
+        for gpu in gpus.list_gpus()
+        if own & set(gpu.pids)
+    ]
 
 
 class Warmer(threading.Thread):

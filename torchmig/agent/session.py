@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmig.agent import mesh
+from torchmig.agent.gpu import used_gpus
 from torchmig.agent.node import Node, Rank
 from torchmig.agent.request import Job, Kind, NodeHandle, Outcome, Place, Request
 from torchmig.agent.start import environment
@@ -197,6 +198,9 @@ class Session:
             "world_size": self.world_size,
             "ranks": [rank.rank for rank in node.ranks] if node else [],
             "pids": [rank.process.pid for rank in node.ranks] if node else [],
+            "gpus": used_gpus(pid for rank in node.ranks for pid in rank.process.tree())
+            if node
+            else [],
             "state": self.state,
             "last_snapshot": self.last_snapshot,
             "repo": self.settings.repo,

@@ -2,11 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from torchmig.agent.control import agents
 from torchmig.commands import Command
 from torchmig.config import Group
 from torchmig.console import Output
+from torchmig.units import format_size
 
 
 class Ps(Command):
@@ -17,7 +19,7 @@ class Ps(Command):
     def run(self, options: argparse.Namespace) -> int | None:
         """Print one line for each agent of this host."""
         running = [status for _, status in agents(Path(options.runtime_dir))]
-        rows = [
+        rows: list[tuple[str, ...]] = [
             (
                 status["job"],
                 str(status["pid"]),
@@ -28,9 +30,23 @@ class Ps(Command):
             )
             for status in running
         ]
-        columns = ("job", "pid", "node", "ranks", "state", "last snapshot")
+        columns: tuple[str, ...] = ("job", "pid", "node", "ranks", "state", "last snapshot")
+        if any(status.get("gpus") for status in running):
+            columns = (*columns, "gpus")
+            rows = [
+                (*row, _gpus(status["gpus"])) for row, status in zip(rows, running, strict=True)
+            ]
         Output(options.json).table(columns, rows, running)
         return None
+
+
+def _gpus(used: list[dict[str, Any]]) -> str:
+    """Return '0,1 (NVIDIA H200), 12.000 GiB in use' for a job's GPUs."""
+    if not used:
+        return "-"
+    names = ", ".join(sorted({gpu["name"] for gpu in used}))
+    size = format_size(sum(gpu["used_bytes"] for gpu in used))
+    return f"{','.join(str(gpu['index']) for gpu in used)} ({names}), {size} in use"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -25,14 +25,15 @@ _MOST_NVML_USERS = 64
 
 def in_use() -> bool:
     """Return whether this process has GPU state."""
-    return torch.cuda.is_initialized()
+    return bool(torch.cuda.is_initialized())
 
 
 def devices() -> list[int]:
     """Return the devices on which this process has a context."""
     if not in_use():
         return []
-    return [d for d in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(d)]
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # CUDA builds only
+    return [device for device in range(torch.cuda.device_count()) if has_context(device)]
 
 
 def describe() -> dict[str, Any]:
