@@ -230,7 +230,7 @@ class Program:
         return ExitCode.SUSPENDED
 
     def _report(self, outcome: Outcome, event: str) -> None:
-        names = ("t_cut", "t_release", "t_durable", "stall")
+        names = ("t_cut", "t_gpu_free", "t_release", "t_durable", "stall")
         times = ", ".join(
             f"{name} {outcome.times[name]:.2f} s" for name in names if name in outcome.times
         )
