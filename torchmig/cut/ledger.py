@@ -69,6 +69,7 @@ class Ledger:
         news = False
         for key, value in counters.items():
             if mine.get(key, 0) != value:
+                self._know_group(key)
                 self._set(rank, key, value)
                 news = True
         if len(mine) > len(counters):  # a counter that was 1 and is named no more is 0 again
@@ -78,16 +79,15 @@ class Ledger:
         return news
 
     def expect(self, key: Key) -> None:
-        """Take note that somebody has issued, or is about to issue, an operation on `key`.
+        """Take note that somebody is about to issue an operation on `key`.
 
         Raises:
             GroupMismatchError: nobody has named the members of its group.
         """
-        if key.group not in self.groups and not isinstance(key, Block):
-            raise GroupMismatchError(f"nobody has named the members of group {key.group!r}")
-        if isinstance(key, Channel):
+        self._know_group(key)
+        if isinstance(key, Channel) and key.source == ANY_SOURCE:
             port = self._port(key)
-            if key.source == ANY_SOURCE and not port.is_open:
+            if not port.is_open:
                 self._open(port)
 
     def lift(self, key: Key, value: int) -> None:
@@ -151,8 +151,11 @@ class Ledger:
             return (key,)  # who receives it is not known
         return (key, key.partner)
 
+    def _know_group(self, key: Key) -> None:
+        if key.group not in self.groups and not isinstance(key, Block):
+            raise GroupMismatchError(f"nobody has named the members of group {key.group!r}")
+
     def _set(self, rank: int, key: Key, value: int) -> None:
-        self.expect(key)
         if value:
             self.counters[rank][key] = value
         else:
@@ -161,9 +164,12 @@ class Ledger:
         if isinstance(key, Channel):
             port = self._port(key)
             port.count(key, value)
-            self._feed(port)
-            if key.source == ANY_SOURCE:
-                return
+            if key.source == ANY_SOURCE and not port.is_open:
+                self._open(port)
+            if port.is_open:
+                self._feed(port)
+                if key.source == ANY_SOURCE:
+                    return
         if value > self.targets.get(key, 0):
             self._raised[key] = max(value, self._raised.get(key, 0))
         self._compare(rank, key)
@@ -178,7 +184,7 @@ class Ledger:
 
     def _compare(self, rank: int, key: Key) -> None:
         lacks = self.counters[rank].get(key, 0) < self.targets.get(key, 0)
-        if not lacks and isinstance(key, Channel) and key.direction is Direction.SEND:
+        if self._hungry and not lacks and isinstance(key, Channel):
             lacks = rank in self._hungry.get(PortName.of(key), ())
         missing = self.missing[rank]
         if lacks and key not in missing:

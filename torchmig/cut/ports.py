@@ -8,12 +8,12 @@ not known, so no target of a single sender follows from it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torchmig.cut.keys import ANY_SOURCE, Channel, Direction
 
 
-@dataclass(frozen=True, slots=True)
-class PortName:
+class PortName(NamedTuple):
     """Destination, tag and group."""
 
     group: str

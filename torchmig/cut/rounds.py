@@ -7,6 +7,7 @@ length, so that the whole world and the rows of a grid cost three numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from torchmig.cut.keys import Key, parse_key
@@ -119,7 +120,15 @@ def pack_ranks(members: Sequence[int]) -> list[int]:
 
 
 def unpack_ranks(runs: Sequence[int]) -> tuple[int, ...]:
-    """Return the members that `pack_ranks` wrote."""
+    """Return the members that `pack_ranks` wrote.
+
+    Every node names the group of all ranks; they are to share one tuple, not to hold one each.
+    """
+    return _unpack_runs(tuple(runs))
+
+
+@lru_cache(maxsize=8192)
+def _unpack_runs(runs: tuple[int, ...]) -> tuple[int, ...]:
     members: list[int] = []
     for first, step, length in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
         members += [first + step * index for index in range(length)]
