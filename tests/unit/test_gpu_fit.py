@@ -45,9 +45,13 @@ def as_int(number):
     return gpus.parse_uuid(uuid(number)).int
 
 
+SAME = {as_int(1): as_int(1), as_int(2): as_int(2)}
+
+
 @pytest.mark.usefixtures("host")
-def test_the_same_gpus_need_no_map():
-    assert plan([section(0, 1), section(1, 2)]) == {0: {}, 1: {}}
+def test_the_same_gpus_are_named_where_there_are_several():
+    assert plan([section(0, 1), section(1, 2)]) == {0: SAME, 1: SAME}
+    assert plan([section(0, 1, visible=(1,))]) == {0: {}}
 
 
 @pytest.mark.usefixtures("host")
@@ -61,7 +65,7 @@ def test_named_gpus_are_taken_in_the_order_of_the_ranks():
 def test_a_rank_that_used_no_gpu_is_left_alone():
     cpu = RankSection(1, "host", 1, [], {})
     assert plan([cpu]) == {}
-    assert plan([section(0, 1), cpu]) == {0: {}}
+    assert plan([section(0, 1), cpu]) == {0: SAME}
 
 
 def test_on_another_host_the_first_gpus_are_taken(host):
@@ -93,7 +97,7 @@ def test_two_ranks_on_one_gpu_need_the_memory_of_both(host):
     with pytest.raises(SnapshotUnfitError, match=r"GPU 0 has 100\.000 GiB free and 122\.000 GiB"):
         plan(sections)
     host[0] = gpu(0, 1, free=130 * GIB)
-    assert plan(sections) == {0: {}, 1: {}}
+    assert plan(sections) == {0: SAME, 1: SAME}
 
 
 def test_a_host_without_gpus_is_refused(monkeypatch):

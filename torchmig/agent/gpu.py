@@ -76,6 +76,8 @@ class RankGpu:
                 link.rank,
                 self.facts["arena"],
             )
+        seen = [gpus.parse_uuid(text) for text in self.facts["visible"]]
+        self.gpu_map = driver.gpu_map(seen, {gpu: gpu for gpu in seen}, seen)
         begun = time.monotonic()
         self.blocks = [Block(*block) for block in link.call("device_live")]
         self._make_room()

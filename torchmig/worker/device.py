@@ -16,6 +16,7 @@ from uuid import UUID
 import torch
 
 from torchmig import _C
+from torchmig.worker import graphs
 
 # The states of a block in the allocator's snapshot in which its bytes can still be read.
 _DEAD = "inactive"
@@ -73,6 +74,8 @@ def refused() -> list[str]:
         "multicast": "it uses multicast memory (NVLink SHARP); set NCCL_NVLS_ENABLE=0",
     }
     reasons += [text for what, text in told.items() if seen[what]]
+    if graphs.hold_collectives():
+        reasons.append("a CUDA graph holds collectives; capture only what lies between them")
     if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
         reasons.append("it uses backend:cudaMallocAsync; use the native allocator")
     if torch._C._autograd._profiler_enabled():

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 
 from torchmig import _C
-from torchmig.worker import groups, rendezvous, steps
+from torchmig.worker import graphs, groups, rendezvous, steps
 
 # The agent's request pokes the main thread with this signal when nothing else stops it. Real-time
 # signals are what scripts and libraries use least.
@@ -26,6 +26,7 @@ def enter(socket_path: str) -> None:
     rendezvous.install()
     groups.install()
     steps.install()
+    graphs.install()
     if threading.current_thread() is threading.main_thread():
         signal.signal(INTERRUPT, _interrupted)
     rank = int(os.environ.get("RANK", "0"))

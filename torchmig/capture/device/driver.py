@@ -217,8 +217,9 @@ def gpu_map(
         used: From each GPU that it uses to the GPU that this shall be.
         present: All GPUs of this host.
 
-    The GPUs that the process sees and does not use take what is left over, themselves first. Empty
-    if all stay what they were.
+    The GPUs that the process sees and does not use take what is left over, themselves first. Where
+    nothing moves the map says so, GPU by GPU: two ranks that were restored without one could not
+    reach each other's memory afterwards. Empty only for a process that sees one GPU and keeps it.
     """
     if len(set(used.values())) != len(used):
         raise UsageError("cannot map GPUs: two GPUs of one process would become one")
@@ -232,6 +233,6 @@ def gpu_map(
     for gpu in seen:
         if gpu not in chosen and left:
             chosen[gpu] = left.pop(0)
-    if all(old == new for old, new in chosen.items()):
+    if len(seen) == 1 and chosen.get(seen[0]) == seen[0]:
         return {}
     return {gpu: chosen[gpu] for gpu in seen if gpu in chosen}

@@ -1,0 +1,50 @@
+"""Notices collectives inside CUDA graphs: they name a communicator, and that does not survive."""
+
+import functools
+from typing import Any
+
+import torch
+
+from torchmig import _C
+
+_captured = [False]
+
+
+def install() -> None:
+    """Watch every capture of this process."""
+    graph = torch.cuda.CUDAGraph
+    for name, around in (("capture_begin", _begin), ("capture_end", _end)):
+        original = getattr(graph, name, None)
+        if original is not None:
+            setattr(graph, name, _watched(original, around))
+
+
+def hold_collectives() -> bool:
+    """Return whether a collective on a GPU has been captured in this process."""
+    return _captured[0]
+
+
+def _watched(original: Any, around: Any) -> Any:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, self, *args, **kwargs)
+
+    return method
+
+
+def _begin(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(graph, *args, **kwargs)
+    graph._torchmig_issued = _issued()
+    return result
+
+
+def _end(original: Any, graph: Any) -> Any:
+    if getattr(graph, "_torchmig_issued", None) not in (None, _issued()):
+        _captured[0] = True
+    return original(graph)
+
+
+def _issued() -> dict[str, int]:
+    # Between begin and end a thread may also issue what is not captured; then a graph without
+    # collectives is refused, which is on the safe side.
+    return dict(_C.counters())
