@@ -162,6 +162,14 @@ OPTIONS: tuple[Option, ...] = (
         "LIST",
     ),
     Option(
+        "no_arena",
+        parse_bool,
+        False,
+        (Group.RUN,),
+        "leave GPU memory where CUDA puts it: checkpoints are slower, and CUDA tensors can be "
+        "shared with other processes",
+    ),
+    Option(
         "staging",
         parse_size,
         None,

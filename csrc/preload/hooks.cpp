@@ -133,7 +133,7 @@ TORCHMIG_HOOK RuntimeError cudaIpcGetMemHandle(void* handle, void* address) {
     if (live_arena() != nullptr &&
         live_arena()->contains(reinterpret_cast<uintptr_t>(address))) {
         std::fprintf(stderr, "torchmig: CUDA tensors cannot be shared with other processes from "
-                             "the arena; set TORCHMIG_ARENA=0 to run without it\n");
+                             "the arena; run torchmig-run with --no-arena\n");
         return torchmig::cuda::kNotSupported;
     }
     note(Seen::kIpcExport);

@@ -19,9 +19,10 @@ std::string& why_none() {
 }
 
 Arena* make_arena() {
-    const char* wanted = std::getenv("TORCHMIG_ARENA");
-    if (wanted != nullptr && std::strcmp(wanted, "0") == 0) {
-        why_none() = "switched off by TORCHMIG_ARENA=0";
+    // The agent writes what the user has said in whatever spelling as 1 or leaves it out.
+    const char* unwanted = std::getenv("TORCHMIG_NO_ARENA");
+    if (unwanted != nullptr && std::strcmp(unwanted, "1") == 0) {
+        why_none() = "switched off by TORCHMIG_NO_ARENA";
         return nullptr;
     }
     const cuda::Driver* driver = cuda::driver(&why_none());

@@ -8,7 +8,7 @@
 
 namespace torchmig::preload {
 
-// Null where there is none: switched off by TORCHMIG_ARENA=0, or no driver.
+// Null where there is none: switched off by TORCHMIG_NO_ARENA, or no driver.
 Arena* live_arena();
 
 void note(Seen what);

@@ -71,5 +71,7 @@ def test_two_gpus_swapped_and_swapped_again(tmp_path):
 def test_equal_ranks_are_stored_once(tmp_path):
     run = Run(tmp_path, "--nproc-per-node=2", JOB, "ddp", 60)
     run.wait_for_step(10).suspend()
-    listed = json.loads(torchmig("ls", "latest", f"--repo={tmp_path}/torchmig-repo", "--json").stdout)
+    listed = json.loads(
+        torchmig("ls", "latest", f"--repo={tmp_path}/torchmig-repo", "--json").stdout
+    )
     assert listed

@@ -58,7 +58,7 @@ def test_the_library_changes_nothing_where_there_is_no_cuda():
     assert library is not None
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "LD_PRELOAD": str(library), "TORCHMIG_ARENA": "0"},
+        env={**os.environ, "LD_PRELOAD": str(library), "TORCHMIG_NO_ARENA": "1"},
         capture_output=True,
         text=True,
         check=False,

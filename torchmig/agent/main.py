@@ -41,6 +41,7 @@ log = logging.getLogger("torchmig")
 
 PROGRAM = "torchmig-run"
 DEFAULT_REPO = "torchmig-repo"
+NO_ARENA = "TORCHMIG_NO_ARENA"
 LONGEST_NAME = 48  # the name is part of a socket's path, which the kernel limits
 
 
@@ -338,6 +339,9 @@ def _settings(arguments: argparse.Namespace) -> Settings:
             unfit = str(error)
     name = _job_name(arguments)
     _, nodes = torchrun.parse_min_max_nnodes(str(arguments.nnodes))
+    os.environ.pop(NO_ARENA, None)
+    if arguments.no_arena:
+        os.environ[NO_ARENA] = "1"  # for the library in the ranks
     return Settings(
         job=JobName(name, uuid.uuid4().hex[:12]),
         repo=_repo(arguments),
