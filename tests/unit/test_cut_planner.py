@@ -363,7 +363,11 @@ def test_rank_parked_in_python_is_let_loose_for_a_moment_when_nothing_moves():
     job.pass_time(2.1)
     assert job.last[0].level is Level.FREE
     assert 1 not in job.last
+    job.say(0, State.PARKED, place=Place.PYTHON)  # not awake yet
+    job.say(1, State.PARKED, place=Place.PYTHON)
+    assert not any(order.final for order in job.orders.values())
     job.runs(0)
+    job.runs(1)
     job.pass_time(0.6)
     assert job.last[0].level is Level.ANY
 
@@ -395,6 +399,14 @@ def test_two_memberships_of_one_group_withdraw():
     job.runs(1, groups={"world": (1,)})
     assert isinstance(job.verdict, Withdrawn)
     assert "'world'" in job.verdict.reason
+
+
+def test_group_without_known_members_withdraws_by_name():
+    job = Job(2)
+    job.runs(0, groups={"unknown-0x1": ()})
+    assert job.verdict == Withdrawn(
+        "group 'unknown-0x1' was made outside torch.distributed: its members are not known"
+    )
 
 
 def test_counter_of_a_group_that_nobody_named_withdraws():

@@ -48,7 +48,12 @@ class Ledger:
         for group, members in groups.items():
             known = self.groups.get(group)
             if known is None:
-                if not members or min(members) < 0 or max(members) >= len(self.counters):
+                if not members:
+                    raise GroupMismatchError(
+                        f"group {group!r} was made outside torch.distributed: "
+                        "its members are not known"
+                    )
+                if min(members) < 0 or max(members) >= len(self.counters):
                     raise GroupMismatchError(
                         f"group {group!r} has members {_short(members)} "
                         f"in a job of {len(self.counters)} ranks"

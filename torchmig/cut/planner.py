@@ -27,6 +27,8 @@ from torchmig.cut.messages import Level, Order, Place, Report, State
 
 Orders = list[tuple[int, Order]]
 
+SECONDS_BETWEEN_LOOKS_PER_RANK = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class PlannerOptions:
@@ -114,10 +116,11 @@ class Planner:
         self._started_at = 0.0
         self._level_since = 0.0
         self._news_at = 0.0
+        self._looked_at = 0.0
 
     def start(self, now: float) -> Orders:
         """Return the first orders: stop at the next step boundary."""
-        self._started_at = self._level_since = self._news_at = now
+        self._started_at = self._level_since = self._news_at = self._looked_at = now
         for rank in self._ranks:
             rank.since = now
         return self._send(range(self.world_size), now)
@@ -146,6 +149,10 @@ class Planner:
         if now - self._started_at >= self.options.deadline_seconds:
             seconds = f"{self.options.deadline_seconds:g} s"
             return self.withdraw(f"no stand within {seconds}: {blame(self.view(), now)}", now)
+        # These look at every rank; in a large job not each time.
+        if now - self._looked_at < self.world_size * SECONDS_BETWEEN_LOOKS_PER_RANK:
+            return self._decide(now)
+        self._looked_at = now
         orders = self._resend(now)
         self._tighten(now)
         if self._impatient(now):
@@ -215,7 +222,7 @@ class Planner:
         self._standing.discard(index)
         self._held.pop(index, None)
         if report is not None and rank.answered:
-            if report.state is State.PARKED:
+            if report.state is State.PARKED and rank.loose_until is None:
                 self._standing.add(index)
             if report.waiting:  # also while another thread of the rank is busy
                 self._held[index] = report.waiting
@@ -354,6 +361,7 @@ class Planner:
         self._final = False
         for index in self._standing - self._held.keys():
             self._ranks[index].loose_until = now + self._patience_seconds() / 4
+            self._standing.discard(index)
         for index in self._held:
             self._let_on(index)
         self._ledger.changed.update(range(self.world_size))
@@ -363,7 +371,7 @@ class Planner:
         for index, rank in enumerate(self._ranks):
             if rank.loose_until is not None and now >= rank.loose_until:
                 rank.loose_until = None
-                self._ledger.changed.add(index)
+                self._place(index)
 
 
 def _ending(ended: list[int], world_size: int) -> str:

@@ -219,8 +219,7 @@ class Rank:
                 issued[key] -= 1
             self.base = issued, dict(self.counters)
         self.reconsider()
-        if order.level > Level.FREE:
-            self.say()
+        self.say()
 
     def reconsider(self) -> None:
         """Let go whoever need not stand any longer; stop the main thread where it may stand."""
