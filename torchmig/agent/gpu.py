@@ -81,10 +81,10 @@ class RankGpu:
         begun = time.monotonic()
         self.blocks = [Block(*block) for block in link.call("device_live")]
         self._make_room()
-        # From here on there is something to bring back, also when the copy fails half way.
-        self.stage = GpuStage.OUT
         self._copy(link, out=True)
         self.seconds["copy_out"] = time.monotonic() - begun
+        # From here on staging has what the device may have lost, also when this fails half way.
+        self.stage = GpuStage.OUT
         link.call("device_release", timeout_seconds=COPY_SECONDS)
 
     def _make_room(self) -> None:
