@@ -46,8 +46,9 @@ very next operation on that key. It costs the cut one operation more than need b
 gate that looks once before it counts as well, and takes the lock first if an order is active,
 saves most of that.
 
-Reports. A rank answers every order, also a repeated one, with a report that carries its serial,
-after the rule has been applied to it. It also reports when its state, place or held keys change,
+Reports. A rank answers every order, also a repeated one, with a report that carries its serial.
+Threads that the order lets go may be still asleep in it, but whatever the order holds must be held.
+It also reports when its state, place or held keys change,
 and, while it runs, a few milliseconds after its counters have changed. `sequence` grows with each.
 A rank is PARKED when a thread of it stands at one of the four places; `waiting` names, in every
 state, the key of every thread that is held at a gate, not of one only: letting the wrong one

@@ -218,8 +218,16 @@ class Rank:
             for key in self.looking:
                 issued[key] -= 1
             self.base = issued, dict(self.counters)
+        if self.simulation.scenario.wakes_late and self.random.random() < 0.5:
+            self.say()  # nobody that the order lets go is awake yet
+            self.simulation.after(LONGEST_LOOK_SECONDS * self.random.random(), self._wake_late)
+        else:
+            self.reconsider()
+            self.say()
+
+    def _wake_late(self) -> None:
         self.reconsider()
-        self.say()
+        self.speak()
 
     def reconsider(self) -> None:
         """Let go whoever need not stand any longer; stop the main thread where it may stand."""

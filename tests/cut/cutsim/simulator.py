@@ -77,6 +77,7 @@ class Scenario:
     requests: list[Request]
     start_seconds: list[float]
     counts_under_orders: bool  # gates count before they look also while an order is active
+    wakes_late: bool  # threads that an order lets go may still be asleep when it is answered
     node_size: int | None  # ranks whose reports an agent gathers; None: no agents
 
 
@@ -101,6 +102,7 @@ def draw_scenario(random: Random, max_events: int = 60, sizes: tuple[int, ...] =
             random.random() * 0.1 if is_late else 0.0 for _ in range(program.world_size)
         ],
         counts_under_orders=random.random() < 0.5,
+        wakes_late=random.random() < 0.3,
         node_size=random.choice([1, 2, 3]) if random.random() < 0.15 else None,
     )
 
