@@ -3,8 +3,9 @@
     torchmig-run multi_job.py KIND STEPS [MAY_END]
 
 Kinds: ddp (and a second group, DataLoader workers, pinned memory), fsdp (FSDP2), groups (subgroups,
-a device mesh, point-to-point, a group with both gloo and nccl), gpt (one GPU). The last steps are not
-taken before the file MAY_END exists.
+a device mesh, point-to-point, a group with both gloo and nccl), gpt (one GPU, number JOB_DEVICE),
+graph (a collective in a CUDA graph, which is refused). The last steps are not taken before the file
+MAY_END exists.
 """
 
 import os
@@ -125,12 +126,38 @@ class Gpt(GptJob):
         return super().step()
 
 
+class Graph:
+    """A CUDA graph with a collective in it."""
+
+    def __init__(self, rank, device):
+        dist.init_process_group("nccl", device_id=device)
+        self.x = torch.full((1024,), 1.0 + rank, device=device)
+        dist.all_reduce(self.x.clone())
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.y = torch.tanh(self.x)
+            dist.all_reduce(self.y)
+
+    def step(self, number):
+        self.x += 0.01
+        self.graph.replay()
+        return self.y.sum()
+
+
 def main():
     rank = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", int(os.environ.get("JOB_DEVICE", rank)))
     torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True)
-    job = {"ddp": Ddp, "fsdp": Fsdp, "groups": Groups, "gpt": Gpt}[KIND](rank, device)
+    kinds = {
+        "ddp": Ddp,
+        "fsdp": Fsdp,
+        "groups": Groups,
+        "gpt": Gpt,
+        "graph": Graph,
+    }
+    job = kinds[KIND](rank, device)
     for number in range(STEPS):
         loss = job.step(number)
         print(f"rank {rank} step {number} {loss.item().hex()}", flush=True)

@@ -71,7 +71,29 @@ def test_two_gpus_swapped_and_swapped_again(tmp_path):
 def test_equal_ranks_are_stored_once(tmp_path):
     run = Run(tmp_path, "--nproc-per-node=2", JOB, "ddp", 60)
     run.wait_for_step(10).suspend()
-    listed = json.loads(
-        torchmig("ls", "latest", f"--repo={tmp_path}/torchmig-repo", "--json").stdout
-    )
-    assert listed
+    listed = torchmig("ls", "latest", f"--repo={tmp_path}/torchmig-repo", "--json").stdout
+    gpu = [entry for entry in json.loads(listed) if entry["kind"] == "gpu-block"]
+    assert [entry["rank"] for entry in gpu] == [0, 1]
+    stored = sum(entry["size_bytes"] for entry in gpu) - gpu[1]["shared_bytes"]
+    assert stored <= 1.1 * gpu[0]["size_bytes"]
+
+
+@pytest.mark.multigpu
+def test_two_jobs_are_packed_onto_one_gpu(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first = Run(tmp_path / "a", "--nproc-per-node=1", JOB, "gpt", 40)
+    monkeypatch.setenv("JOB_DEVICE", "1")
+    second = Run(tmp_path / "b", "--nproc-per-node=1", "--master-port=29511", JOB, "gpt", 40)
+    second.wait_for_step(5).suspend()
+    again = Run(tmp_path / "b", "--restore=latest", "--gpus=0", "--master-port=29511").finish()
+    reference = unbroken(1, str(JOB), "gpt", "40")
+    assert by_rank(first.finish().text) == reference
+    assert by_rank(second.text, again.text) == reference
+
+
+@pytest.mark.multigpu
+def test_a_collective_in_a_cuda_graph_is_refused_and_the_job_trains_on(tmp_path):
+    run = Run(tmp_path, "--nproc-per-node=2", JOB, "graph", 40)
+    run.wait_for_step(5).signal(signal.SIGUSR2).wait_for("a CUDA graph holds collectives")
+    assert by_rank(run.finish().text) == unbroken(2, str(JOB), "graph", "40")

@@ -76,6 +76,12 @@ def test_after_a_failure_the_job_trains_on(tmp_path, program, faults, reason):
     assert snapshots(tmp_path) == []
 
 
+def test_memory_that_does_not_come_back_at_first_comes_back(tmp_path, program):
+    run = start(tmp_path, program, 1, job_fault="copy_in").wait_for_step(5)
+    run.signal(signal.SIGUSR1).wait_for("the stand-in does not copy")
+    assert by_rank(run.finish().text) == unbroken(1, JOB, STEPS)
+
+
 def test_a_full_repository_is_found_out_late_and_the_job_trains_on(tmp_path, program):
     small = tmp_path / "small"
     small.mkdir()

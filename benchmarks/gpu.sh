@@ -1,0 +1,68 @@
+#!/bin/sh
+# Builds, checks and times the GPU side on a machine with NVIDIA GPUs, without a network.
+#
+#   benchmarks/gpu.sh PART...
+#
+# Parts, each of which ends inside eight minutes: build one two faults compare large
+# A line for each check and a table of figures come last; logs go to $OUT, or build/gpu.
+# CRIU is the one of TORCHMIG_CRIU or on PATH; wheels that are missing may lie in $WHEELS.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+out=${OUT:-build/gpu}
+site=${TMPDIR:-/tmp}/torchmig-site
+mkdir -p "$out" "$site"
+export PYTHONPATH="$site:$PWD" CUBLAS_WORKSPACE_CONFIG=:4096:8
+
+build() {
+    if [ -n "${WHEELS:-}" ]; then
+        python3 -m pip install -q --no-index --no-deps --upgrade --target "$site" "$WHEELS"/*.whl
+    fi
+    MAX_JOBS=$(nproc) python3 setup.py -q build_ext --inplace > "$out/build.log" 2>&1 || return 1
+    # What pip would register: the entry point that torch looks for, and the two programs.
+    info=$site/torchmig-0.dist-info
+    mkdir -p "$info"
+    printf 'Metadata-Version: 2.1\nName: torchmig\nVersion: 0\n' > "$info/METADATA"
+    printf '[torch.backends]\ntorchmig = torchmig.worker:autoload\n' > "$info/entry_points.txt"
+    bin=$(python3 -c 'import pathlib, sys; print(pathlib.Path(sys.executable).parent)')
+    for program in torchmig-run:torchmig.agent.main torchmig:torchmig.commands._main; do
+        [ -e "$bin/${program%%:*}" ] && continue
+        printf '#!%s\nimport sys\nfrom %s import main\nsys.exit(main())\n' \
+            "$bin/python3" "${program#*:}" > "$bin/${program%%:*}"
+        chmod +x "$bin/${program%%:*}"
+    done
+}
+
+tests() {
+    name=$1
+    shift
+    timeout 450 python3 -m pytest -p no:cacheprovider -q -rA --timeout 200 "$@" > "$out/$name.log" 2>&1
+}
+
+figures=""
+failed=0
+for part in "$@"; do
+    begun=$(date +%s)
+    case $part in
+        build) build ;;
+        one) tests one tests/gpu -m "gpu and not multigpu" ;;
+        two) tests two tests/gpu -m multigpu ;;
+        faults) tests faults tests/integration/test_gpu_phases.py tests/unit/test_arena_host.py ;;
+        compare | large)
+            jobs="copy fill16 gpt"
+            [ "$part" = large ] && jobs=fill32
+            # shellcheck disable=SC2086
+            timeout 450 python3 -m benchmarks.gpu_h200 $jobs > "$out/$part.log" 2>&1
+            ;;
+        *) echo "no part '$part'" >&2; exit 2 ;;
+    esac
+    result=$?
+    [ $result -eq 0 ] || failed=1
+    echo "$part: $([ $result -eq 0 ] && echo passed || echo "failed ($result)") in $(($(date +%s) - begun)) s"
+    case $part in
+        one | two | faults) grep -E "^(PASSED|FAILED|SKIPPED|ERROR)" "$out/$part.log" | cut -c1-150 ;;
+        compare | large) figures="$figures$(grep -E '^(copy: out|\|)' "$out/$part.log")
+" ;;
+    esac
+done
+printf '%s' "$figures"
+exit $failed
