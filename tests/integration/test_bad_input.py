@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running import BIN, JOBS, Run, by_rank, torchmig, unbroken
+from running import BIN, JOBS, Run, by_rank, started, torchmig, unbroken
 
 from torchmig.repo import Repository
 
@@ -272,6 +272,7 @@ class Wrapped(Run):
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
+        started.append(self)
 
 
 def test_without_rights_there_is_no_restore(folder):

@@ -1,12 +1,14 @@
 """Prints how it was started, one line of JSON, and ends as its last argument says.
 
 The words that count: exit=CODE@RANK, kill=SIGNAL@RANK, once (only in the first life), raise@RANK
-(under torch's @record), wait (until a signal comes; say which, end with 0).
+(under torch's @record), wait (until a signal comes; say which, end with 0), daemon (leave a process
+behind).
 """
 
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -59,6 +61,8 @@ def main():
     }
     say(json.dumps(report))
     say("speaks on standard error", stream=2)
+    if "daemon" in sys.argv:
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
     if "once" in sys.argv and not FIRST_LIFE:
         return
     for word in sys.argv:

@@ -53,8 +53,35 @@ def restore(criu: Criu, init_pid: int, folder: Path) -> int:
         CriuError: With CRIU's own reason; nothing is left of the tree.
     """
     options = _options(criu, folder, RESTORE_LOG)
+    _remove_ghosts(folder)
     answer = _run(criu, init_pid, "restore", options, folder / RESTORE_LOG)
     return int(answer.pid)
+
+
+def _remove_ghosts(folder: Path) -> None:
+    """Remove what an earlier restore of these images has left, if it was killed.
+
+    For the time of a restore CRIU gives files that had lost their names new ones, and insists on
+    making them itself.
+    """
+    codec = importlib.import_module("pycriu.images")
+
+    def entries(name: str) -> list[dict[str, Any]]:
+        path = folder / name
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            return list(codec.load(file)["entries"])
+
+    ghosts = {
+        entry["orig_id"]: entry["remap_id"]
+        for entry in entries("remap-fpath.img")
+        if entry["remap_type"] == "GHOST"
+    }
+    for entry in entries("files.img") if ghosts else []:
+        if entry["id"] in ghosts and "reg" in entry:
+            name = f"{entry['reg']['name']}.cr.{ghosts[entry['id']]:x}.ghost"
+            Path("/", name).unlink(missing_ok=True)
 
 
 def _options(criu: Criu, folder: Path, log: str) -> Any:

@@ -1,0 +1,178 @@
+"""Whatever dies first, no process of a job is left."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from running import JOBS, Run, by_rank, torchmig, unbroken
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(300)]
+
+SECONDS = 15  # much, for a busy machine
+DDP = (JOBS / "ddp.py", "10000")
+MARK = "TEST_FOLDER"
+
+
+def processes(folder):
+    """Return {pid: command line} of all that was started in the folder.
+
+    Rank-inits have none of the environment, and CRIU has another working directory.
+    """
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            here = (process / "cwd").readlink().is_relative_to(folder)
+            if not here and f"\0{MARK}={folder}\0".encode() not in environment(process):
+                continue
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is a zombie
+            continue
+        found[int(process.name)] = b" ".join(words).decode(errors="replace")
+    return found
+
+
+def environment(process):
+    return b"\0" + (process / "environ").read_bytes() + b"\0"
+
+
+def parent(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0  # it has ended
+
+
+def wait_until(holds, what):
+    deadline = time.monotonic() + SECONDS
+    while True:
+        found = holds()
+        if found:
+            return found
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def assert_nothing_left(folder):
+    wait_until(lambda: not processes(folder), lambda: f"left: {processes(folder)}")
+
+
+def inits(folder):
+    """Return the pids of the rank-inits inside their namespaces: the children of the outer ones."""
+    found = [pid for pid, words in processes(folder).items() if "/rankinit.py" in words]
+    return [pid for pid in found if parent(pid) in found]
+
+
+def ddp_workers(folder):
+    """Return the pids of ranks and of DataLoader workers."""
+    ours = [pid for pid, words in processes(folder).items() if f" -u {DDP[0]}" in words]
+    inside = inits(folder)
+    ranks = [pid for pid in ours if parent(pid) in inside]
+    return ranks, [pid for pid in ours if parent(pid) in ranks]
+
+
+def run_marked(folder, *arguments):
+    return Run(folder, *arguments, env={MARK: str(folder)})
+
+
+def start(folder):
+    return run_marked(folder, "--nproc-per-node=2", f"--job={folder.name}", *DDP)
+
+
+def criu(folder):
+    """Return whether CRIU is at work for the job."""
+    return [pid for pid, words in processes(folder).items() if " swrk " in f" {words} "]
+
+
+MOMENTS = {
+    "the first rank-init": lambda run: inits(run.folder),
+    "both rank-inits": lambda run: len(inits(run.folder)) == 2,
+    "both ranks": lambda run: len(ddp_workers(run.folder)[0]) == 2,
+    "the first step": lambda run: "step 0 " in run.text,
+    "training with workers": lambda run: "step 3 " in run.text and ddp_workers(run.folder)[1],
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_agent_is_killed(tmp_path, moment):
+    run = start(tmp_path)
+    while not MOMENTS[moment](run):
+        assert run.process.poll() is None, run.errors
+        time.sleep(0.005)
+    run.signal(signal.SIGKILL)
+    run.process.wait()
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("phase", ["cut", "quiesce", "in the dump", "dump", "store"])
+def test_the_agent_is_killed_in_a_suspend(tmp_path, phase):
+    run = start(tmp_path)
+    run.wait_for_step(3).signal(signal.SIGUSR2)
+    if phase == "in the dump":
+        wait_until(lambda: criu(tmp_path), lambda: "no CRIU")
+    else:
+        run.wait_for(rf"^torchmig: {phase}: ")
+    run.signal(signal.SIGKILL)
+    run.process.wait()
+    assert_nothing_left(tmp_path)
+
+    # What it leaves in files keeps nobody from starting the job again and suspending it.
+    again = start(tmp_path)
+    again.wait_for_step(2).suspend()
+    assert_nothing_left(tmp_path)
+    listed = torchmig("snapshots", "--repo", tmp_path / "torchmig-repo").stdout
+    assert len([line for line in listed.splitlines() if "suspend" in line]) == 1
+
+
+def test_the_agent_is_killed_in_a_restore(tmp_path):
+    start(tmp_path).wait_for_step(3).suspend()
+    run = run_marked(tmp_path, "--restore=latest")
+    wait_until(lambda: criu(tmp_path), lambda: "no CRIU")
+    run.signal(signal.SIGKILL)
+    run.process.wait()
+    assert_nothing_left(tmp_path)
+
+    again = run_marked(tmp_path, "--restore=latest").wait_for_step(5)
+    again.signal(signal.SIGTERM)
+    assert again.wait() == 1
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("who", ["rank", "init", "worker"])
+def test_one_process_is_killed(tmp_path, who):
+    run = start(tmp_path)
+    run.wait_for_step(3)
+    ranks, workers = wait_until(
+        lambda: (found := ddp_workers(tmp_path)) and len(found[1]) == 2 and found, lambda: run.text
+    )
+    victim = {"rank": ranks, "init": inits(tmp_path), "worker": workers}[who][0]
+    os.kill(victim, signal.SIGKILL)
+    assert run.wait() == 1
+    assert_nothing_left(tmp_path)
+    assert "ddp.py FAILED" in run.errors
+    if who != "worker":
+        assert re.search(r"exitcode +: -9 ", run.errors)
+        assert "Signal 9 (SIGKILL) received by PID" in run.errors
+
+
+def test_the_outer_init_is_killed(tmp_path):
+    """The job does not need it; nothing is left at the end all the same."""
+    run = run_marked(tmp_path, "--nproc-per-node=2", JOBS / "ring.py", "40").wait_for_step(3)
+    os.kill(parent(inits(tmp_path)[0]), signal.SIGKILL)
+    run.finish()
+    assert by_rank(run.text) == unbroken(2, "ring.py", "40")
+    assert_nothing_left(tmp_path)
+
+
+def test_a_rank_that_fails_and_one_that_leaves_a_process_behind(tmp_path):
+    run = run_marked(tmp_path, "--nproc-per-node=2", JOBS / "report.py", "daemon", "exit=3@1")
+    assert run.wait() == 1
+    assert_nothing_left(tmp_path)
+
+
+def test_the_agent_is_told_to_end(tmp_path):
+    run = start(tmp_path).wait_for_step(1).signal(signal.SIGTERM)
+    assert run.wait() == 1
+    assert_nothing_left(tmp_path)
