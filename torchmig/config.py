@@ -120,6 +120,24 @@ OPTIONS: tuple[Option, ...] = (
         "URL",
     ),
     Option(
+        "local_cache",
+        _text,
+        None,
+        (Group.RUN,),
+        "folder on each node in front of the repository: snapshots are durable there first and "
+        "uploaded afterwards, and a restore takes from it what is at hand",
+        "DIR",
+    ),
+    Option(
+        "local_cache_size",
+        parse_size,
+        None,
+        (Group.RUN,),
+        "size beyond which the folder forgets its oldest snapshots that the repository has, "
+        "such as 500GiB; without limit when left out",
+        "SIZE",
+    ),
+    Option(
         "restore",
         _text,
         None,

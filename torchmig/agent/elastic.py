@@ -168,7 +168,7 @@ class Agent(LocalElasticAgent):
             )
         check_environment(manifest, sections)
         return SnapshotStarter(
-            settings.repo,
+            settings.depot,
             manifest,
             settings.criu,
             settings.work_dir,

@@ -34,7 +34,7 @@ from torchmig.errors import (
     UsageError,
 )
 from torchmig.progress import make_progress
-from torchmig.repo import JobName, Manifest, Repository
+from torchmig.repo import Depot, JobName, Manifest
 from torchmig.units import format_size
 
 log = logging.getLogger("torchmig")
@@ -231,19 +231,21 @@ class Program:
         return ExitCode.SUSPENDED
 
     def _report(self, outcome: Outcome, event: str) -> None:
-        names = ("t_cut", "t_gpu_free", "t_release", "t_durable", "stall")
+        names = ("t_cut", "t_gpu_free", "t_release", "t_durable", "t_uploaded", "stall")
         times = ", ".join(
             f"{name} {outcome.times[name]:.2f} s" for name in names if name in outcome.times
         )
         stored, read = outcome.sizes["stored_bytes"], outcome.sizes["read_bytes"]
         self._summary(
             f"{event} into snapshot {outcome.snapshot[:8]}: {times}, "
-            f"{format_size(stored)} stored of {format_size(read)}",
+            f"{format_size(stored)} stored of {format_size(read)}"
+            + (", on this job's nodes only" if outcome.on_node_only else ""),
             {
                 "event": event,
                 "snapshot": outcome.snapshot,
                 "times": outcome.times,
                 "sizes": outcome.sizes,
+                "on_node_only": outcome.on_node_only,
             },
         )
 
@@ -290,8 +292,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _load(arguments: argparse.Namespace) -> Manifest:
-    with Repository.open(_repo(arguments)) as repository:
-        manifest = repository.load(arguments.restore, arguments.job)
+    depot = Depot(_repo(arguments), _local_cache(arguments), arguments.local_cache_size)
+    manifest = depot.load(arguments.restore, arguments.job)
     arguments.restored_id = manifest.id
     return manifest
 
@@ -354,6 +356,9 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         plain=plain,
         gpus=arguments.gpus,
         staging_bytes=arguments.staging,
+        local_cache=_local_cache(arguments),
+        local_cache_bytes=arguments.local_cache_size,
+        grace_seconds=arguments.grace,
     )
 
 
@@ -395,6 +400,10 @@ def _job_name(arguments: argparse.Namespace) -> str:
             f"of at most {LONGEST_NAME} bytes"
         )
     return str(name)
+
+
+def _local_cache(arguments: argparse.Namespace) -> str | None:
+    return str(Path(arguments.local_cache).resolve()) if arguments.local_cache else None
 
 
 def _repo(arguments: argparse.Namespace) -> str:

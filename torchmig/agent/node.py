@@ -30,7 +30,8 @@ from torchmig.capture.process.refused import find_refused
 from torchmig.criu import Criu
 from torchmig.cut import Report, State, unpack_orders
 from torchmig.errors import HostUnfitError, RequestWithdrawnError, TorchmigError
-from torchmig.repo import RankSection, Repository, Stream
+from torchmig.repo import Depot, RankSection, Stream
+from torchmig.repo.manifest import decode_manifest
 
 log = logging.getLogger(__name__)
 
@@ -216,11 +217,11 @@ class Node:
         size = sum(path.stat().st_size for path in rank.images.iterdir())
         return {"rank": rank.rank, "seconds": seconds, "image_bytes": size}
 
-    def save(self, repo: str) -> dict[str, Any]:
+    def save(self, depot: dict[str, Any]) -> dict[str, Any]:
         """Store images and files of all ranks; return their sections and what it cost."""
         assert self.criu is not None
         begun = time.monotonic()
-        with Repository.open(repo) as repository, repository.writer() as writer:
+        with Depot.from_dict(depot).writing() as writer:
             sections = []
             for rank in self.ranks:
                 prefix = f"rank-{rank.rank}/"
@@ -233,6 +234,19 @@ class Node:
             "seconds": time.monotonic() - begun,
             "stats": asdict(writer.stats),
         }
+
+    def keep(self, depot: dict[str, Any], manifest: bytes) -> None:
+        """Commit a snapshot to this node's folder, beside the blobs of its own ranks."""
+        Depot.from_dict(depot).keep(decode_manifest(manifest, "the new snapshot"))
+
+    def upload(
+        self, depot: dict[str, Any], manifest: bytes, deadline_seconds: float | None
+    ) -> None:
+        """Send what this node's folder has of a snapshot to the repository."""
+        snapshot = decode_manifest(manifest, "the new snapshot")
+        own = set(self.members())
+        sections = [section for section in snapshot.ranks if section.rank in own]
+        Depot.from_dict(depot).upload(snapshot, sections, deadline_seconds)
 
     def _section(self, rank: Rank, streams: list[Stream]) -> RankSection:
         state = {
@@ -344,6 +358,8 @@ _SERVED = {
     "refused",
     "dump",
     "save",
+    "keep",
+    "upload",
     "reattach",
     "clean",
     "release",

@@ -32,7 +32,7 @@ from torchmig.errors import (
     TorchmigError,
 )
 from torchmig.progress import Progress
-from torchmig.repo import JobName, Manifest, RankSection, Repository
+from torchmig.repo import Depot, JobName, Manifest, RankSection
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,8 @@ class Job:
     """What a request needs to know of the job."""
 
     name: JobName
-    repo: str
+    depot: Depot
+    grace_seconds: float | None  # how long a suspend may take with its upload
     world_size: int
     nodes: list[NodeHandle]
     node_of: Callable[[int], int]
@@ -99,6 +100,7 @@ class Outcome:
     kind: Kind
     times: dict[str, float]  # seconds
     sizes: dict[str, int]  # bytes
+    on_node_only: str = ""  # why the repository does not have it, if it is in nodes' folders only
 
 
 class Request:
@@ -115,6 +117,7 @@ class Request:
         self._down = False  # whether communication has been taken down
         self._keys: dict[str, str] = {}
         self._dumps: list[dict[str, Any]] = []
+        self._on_node_only = ""
 
     def run(self) -> Outcome:
         """Carry the request out.
@@ -123,14 +126,13 @@ class Request:
             TorchmigError: The request has failed; the job goes on.
         """
         try:
-            with Repository.open(self.job.repo, create=True) as repository:
-                snapshot = self._phases(repository)
+            snapshot = self._phases()
         except BaseException:
             self._walk_back()
             raise
-        return Outcome(snapshot, self.kind, self._times, self._sizes)
+        return Outcome(snapshot, self.kind, self._times, self._sizes, self._on_node_only)
 
-    def _phases(self, repository: Repository) -> str:
+    def _phases(self) -> str:
         phase = self.job.progress.phase
         with phase("preflight"):
             self._every("preflight")
@@ -153,11 +155,13 @@ class Request:
             self._times["stall"] = self._seconds() - self._times["t_cut"]
         # Held from before the first blob to the commit: no prune comes between the agents' writers
         # and the manifest that refers to what they wrote.
-        with repository.hold():
+        with self.job.depot.holding() as repository:
             with phase("store"):
                 manifest = self._save()
             with phase("commit"):
                 snapshot = repository.commit(manifest)
+        if self.job.depot.cache is not None:
+            self._upload(manifest)
         with phase("finish"):
             self._every("finish" if self.kind is Kind.SUSPEND else "clean")
         if self.kind is Kind.SUSPEND:
@@ -254,7 +258,7 @@ class Request:
 
     def _save(self) -> Manifest:
         job = self.job
-        saved = self._every("save", repo=job.repo)
+        saved = self._every("save", depot=job.depot.to_dict())
         sections = [RankSection.from_dict(item) for node in saved for item in node["sections"]]
         sections.sort(key=lambda section: section.rank)
         for name in ("read_bytes", "new_bytes", "duplicate_bytes", "zero_bytes", "stored_bytes"):
@@ -277,6 +281,28 @@ class Request:
             store_keys=dict(self._keys),
             report={**self._times, **self._sizes},
         )
+
+    def _upload(self, manifest: Manifest) -> None:
+        """Bring a snapshot from the nodes' folders to the repository.
+
+        It is durable already, so that a failure only leaves it where it is, and says so.
+        """
+        depot = self.job.depot
+        deadline = None
+        if self.kind is Kind.SUSPEND and self.job.grace_seconds is not None:
+            deadline = max(0.0, self.job.grace_seconds - self._seconds())
+        with self.job.progress.phase("upload"):
+            try:
+                wire = depot.to_dict()
+                data = manifest.encode()
+                self._every("keep", depot=wire, manifest=data)
+                with depot.delivering(deadline) as cache:
+                    self._every("upload", depot=wire, manifest=data, deadline_seconds=deadline)
+                    cache.commit(manifest)
+                self._times["t_uploaded"] = self._seconds()
+            except TorchmigError as error:
+                self._on_node_only = str(error)
+                log.error("the snapshot is in the folders of the nodes only: %s", error)
 
     def _ranks_of(self, node: int) -> list[int]:
         return [rank for rank in range(self.job.world_size) if self.job.node_of(rank) == node]

@@ -28,7 +28,7 @@ from torchmig.criu import Criu
 from torchmig.cut import Report, State, pack_reports, unpack_reports
 from torchmig.errors import RequestWithdrawnError, TorchmigError
 from torchmig.progress import Progress
-from torchmig.repo import JobName
+from torchmig.repo import Depot, JobName
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,14 @@ class Settings:
     plain: bool = False  # ranks are started by torch itself, without namespaces
     gpus: str | None = None  # where GPU ranks are restored
     staging_bytes: int | None = None  # None: as much as the ranks use on GPUs
+    local_cache: str | None = None  # folder in front of the repository
+    local_cache_bytes: int | None = None
+    grace_seconds: float | None = None  # how long a suspend may take with its upload
+
+    @property
+    def depot(self) -> Depot:
+        """Where snapshots go."""
+        return Depot(self.repo, self.local_cache, self.local_cache_bytes)
 
 
 @dataclass
@@ -268,7 +276,8 @@ class Session:
         self._number += 1
         job = Job(
             name=JobName(self.meeting.job, self.meeting.job_id),
-            repo=self.settings.repo,
+            depot=self.settings.depot,
+            grace_seconds=self.settings.grace_seconds,
             world_size=self.world_size,
             nodes=nodes,
             node_of=owner.__getitem__,

@@ -24,7 +24,7 @@ from torchmig.capture.process import images, trees
 from torchmig.criu import Criu
 from torchmig.cut import Report
 from torchmig.errors import SnapshotUnfitError
-from torchmig.repo import Manifest, RankSection, Repository
+from torchmig.repo import Depot, Manifest, RankSection
 from torchmig.worker import SOCKET
 
 RECONNECT_SECONDS = 60.0
@@ -112,7 +112,7 @@ class ScriptStarter:
 class SnapshotStarter:
     """Restores ranks from a snapshot; they stand at the cut and wait for their communication."""
 
-    repo: str
+    depot: Depot
     manifest: Manifest
     criu: Criu
     work_dir: str | None
@@ -162,7 +162,7 @@ class SnapshotStarter:
         return gpu
 
     def _load(self, sections: list[RankSection], rank_gpus: list[RankGpu]) -> None:
-        with Repository.open(self.repo) as repository, repository.reader(self.manifest) as reader:
+        with self.depot.reading(self.manifest) as reader:
             for section, gpu in zip(sections, rank_gpus, strict=True):
                 gpu.load(reader, section.streams, f"rank-{section.rank}/")
 
@@ -176,7 +176,7 @@ class SnapshotStarter:
 
     def _fetch(self, sections: list[RankSection], work: Path) -> None:
         """Bring images and files here; every byte is checked before the first process starts."""
-        with Repository.open(self.repo) as repository, repository.reader(self.manifest) as reader:
+        with self.depot.reading(self.manifest) as reader:
             reader.verify(
                 stream
                 for section in sections

@@ -4,11 +4,12 @@ The agents of a job ask for a writer, a reader or a commit, and need not know wh
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torchmig.errors import SnapshotNotFoundError
 from torchmig.repo.cache import LocalCache, UploadReport
 from torchmig.repo.manifest import Manifest, RankSection
 from torchmig.repo.reader import Reader
@@ -18,6 +19,7 @@ from torchmig.store import RetryPolicy
 
 Advance = Callable[[int], None]
 _RETRY_SECONDS = 300.0
+_LOOK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,12 @@ class Depot:
         if self.cache is None:
             with Repository.open(self.address) as repo:
                 return repo.load(reference, job)
-        with self._cached() as cache:
+        # With something at hand nobody waits long for a server that is away.
+        patience = None
+        with Repository.open(self.cache, create=True) as near, suppress(SnapshotNotFoundError):
+            near.resolve(reference, job)
+            patience = _LOOK_SECONDS
+        with self._cached(patience) as cache:
             return cache.load(reference, job)
 
     def keep(self, manifest: Manifest) -> str:
