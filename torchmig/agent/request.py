@@ -91,6 +91,11 @@ class Job:
     deadline_seconds: float
     progress: Progress
 
+    @property
+    def repo(self) -> str:
+        """Where blobs are written to first."""
+        return self.depot.first
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -126,6 +131,7 @@ class Request:
             TorchmigError: The request has failed; the job goes on.
         """
         try:
+            self.job.depot.prepare()
             snapshot = self._phases()
         except BaseException:
             self._walk_back()

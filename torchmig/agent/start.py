@@ -120,6 +120,11 @@ class SnapshotStarter:
     on_ended: Callable[[int], None]
     gpus: str | None = None  # where GPU ranks go, as `--gpus` has it
 
+    @property
+    def repo(self) -> str:
+        """The repository that has all of a snapshot, whatever this node's folder has."""
+        return self.depot.address
+
     def start(self, plans: list[RankPlan]) -> list[Rank]:
         """Restore all; if one fails, none is left."""
         sections = [self._section(plan.rank) for plan in plans]

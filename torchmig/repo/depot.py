@@ -39,6 +39,20 @@ class Depot:
         """Return the depot that another agent named."""
         return cls(**document)
 
+    @property
+    def first(self) -> str:
+        """The address of the repository that blobs are written to first."""
+        return self.cache or self.address
+
+    def prepare(self) -> None:
+        """Make the repository that is written to first, or see that it can be reached.
+
+        Before anything is frozen, so that what is wrong with it costs the job nothing.
+        """
+        with Repository.open(self.first, create=True) as repo:
+            if self.cache is not None:
+                repo.mark_as_node_folder()
+
     @contextmanager
     def writing(self) -> Iterator[Writer]:
         """Give a writer; what it wrote is durable here once the `with` block is left."""
