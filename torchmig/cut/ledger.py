@@ -136,9 +136,8 @@ class Ledger:
     def aims(self, rank: int) -> dict[Key, int]:
         """Return what the rank has still to reach, with the values."""
         mine = self.counters[rank]
-        return {
-            key: max(self.targets.get(key, 0), mine.get(key, 0) + 1) for key in self.missing[rank]
-        }
+        missing = tuple(self.missing[rank])  # a thread that explains may look on meanwhile
+        return {key: max(self.targets.get(key, 0), mine.get(key, 0) + 1) for key in missing}
 
     def members(self, key: Key) -> tuple[int, ...]:
         """Return the ranks that issue operations on `key`."""
