@@ -106,4 +106,10 @@ class RankContext(SubprocessContext):
                 prefix = self._prefixes.get(rank.local_rank, f"[{self.name}{rank.local_rank}]:")
             else:
                 continue
-            self.stdio.add(path, error=error, prefix=prefix, offset=rank.passed_on[path])
+            self.stdio.add(
+                path,
+                error=error,
+                prefix=prefix,
+                offset=rank.passed_on[path],
+                forget=path == str(own),
+            )
