@@ -2,11 +2,13 @@
 
 import json
 import secrets
+import shutil
 import signal
 
 import pytest
 from fault_proxy import FaultProxy
 from running import JOBS, Run, by_rank, torchmig, unbroken
+from test_nodes import end, start
 
 pytest_plugins = ["store_fixtures"]
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
@@ -55,3 +57,20 @@ def test_suspended_into_the_folder_and_uploaded_when_the_server_is_there(tmp_pat
     torchmig("copy", "--repo", folder, "--to", address)
     assert ids(address) == ids(folder)
     assert torchmig("check", "--read-data", "--repo", address).returncode == 0
+
+
+def test_two_agents_upload_one_snapshot(tmp_path, server):
+    address, folder = f"s3://bucket-{secrets.token_hex(6)}/jobs", tmp_path / "cache"
+    torchmig("init", "--repo", address)
+    options = ("--repo", address, "--local-cache", folder, "--nproc-per-node=1")
+    first = start(tmp_path, "static", *options, JOBS / "ddp.py", "30")
+    first[0].wait_for_step(5)
+    first[1].signal(signal.SIGUSR2)
+    end(first, 85)
+    assert "t_uploaded" in first[0].errors
+    assert len(ids(address)) == 1
+    shutil.rmtree(folder)  # as on nodes that have never seen the job
+    second = start(tmp_path, "static", *options[:-1], "--restore=latest")
+    end(second, 0)
+    texts = [run.text for run in (*first, *second)]
+    assert by_rank(*texts) == unbroken(2, "ddp.py", "30")
