@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,31 +17,17 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from torchmig.agent.command_line import PROGRAM, load, make_settings, parse, take_over
 from torchmig.agent.control import ControlServer, socket_path
-from torchmig.agent.elastic import Agent, Life, SuspendedError, describe_launch
-from torchmig.agent.ranks import RankProcess
+from torchmig.agent.elastic import Agent, Life, SuspendedError
 from torchmig.agent.request import Kind, Outcome
 from torchmig.agent.session import Session, Settings
-from torchmig.config import Group, add_options
 from torchmig.console import run_program
-from torchmig.criu import Criu, find_criu, load_pycriu
-from torchmig.errors import (
-    ExitCode,
-    HostUnfitError,
-    SnapshotUnfitError,
-    TorchmigError,
-    UsageError,
-)
+from torchmig.errors import ExitCode, HostUnfitError, TorchmigError, UsageError
 from torchmig.progress import make_progress
-from torchmig.repo import Depot, JobName, Manifest
 from torchmig.units import format_size
 
 log = logging.getLogger("torchmig")
-
-PROGRAM = "torchmig-run"
-DEFAULT_REPO = "torchmig-repo"
-NO_ARENA = "TORCHMIG_NO_ARENA"
-LONGEST_NAME = 48  # the name is part of a socket's path, which the kernel limits
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +40,7 @@ class Program:
 
     def __init__(self, argv: list[str]) -> None:
         self.begun = time.monotonic()
-        self.arguments = _parse(argv)
+        self.arguments = parse(argv)
         self.progress = make_progress(self.arguments.json, self.arguments.quiet)
         self.session: Session | None = None
         self.control: ControlServer | None = None
@@ -70,10 +55,10 @@ class Program:
         handler.setFormatter(logging.Formatter(f"{PROGRAM}: %(message)s"))
         logging.getLogger("torchmig").addHandler(handler)
         logging.getLogger("torchmig").setLevel(logging.ERROR if arguments.quiet else level)
-        manifest = _load(arguments) if arguments.restore is not None else None
+        manifest = load(arguments) if arguments.restore is not None else None
         if manifest is not None:
-            _take_command_line(arguments, manifest)
-        settings = self.settings = _settings(arguments)
+            take_over(arguments, manifest)
+        settings = self.settings = make_settings(arguments)
         if manifest is not None and settings.unfit:
             raise HostUnfitError(f"cannot restore snapshot {manifest.id[:8]}: {settings.unfit}")
         life = self.life = Life(
@@ -263,151 +248,6 @@ def _end_as_torchrun(number: int, _frame: FrameType | None) -> None:
 
 def _run_torchrun(arguments: argparse.Namespace) -> None:
     torchrun.run(arguments)
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = torchrun.get_args_parser()
-    parser.prog = PROGRAM
-    add_options(parser, Group.RUN)
-    # Whether a restore is asked for, and so whether these may be left out, is known only after
-    # parsing: a `--restore` behind the script is the script's own.
-    defaults = {}
-    for action in parser._actions:
-        if action.dest == "training_script":
-            action.nargs = "?"
-            action.required = False
-        if action.dest in ("nproc_per_node", "nnodes"):
-            defaults[action.dest] = action.default
-            action.default = os.environ.get(f"PET_{action.dest.upper()}")
-    arguments = parser.parse_args(argv)
-    if arguments.restore is None:
-        if arguments.training_script is None:
-            parser.error(
-                "the following arguments are required: training_script, training_script_args"
-            )
-        for name, default in defaults.items():
-            if getattr(arguments, name) is None:
-                setattr(arguments, name, default)
-    return arguments
-
-
-def _load(arguments: argparse.Namespace) -> Manifest:
-    depot = Depot(_repo(arguments), _local_cache(arguments), arguments.local_cache_size)
-    manifest = depot.load(arguments.restore, arguments.job)
-    arguments.restored_id = manifest.id
-    return manifest
-
-
-def _take_command_line(arguments: argparse.Namespace, manifest: Manifest) -> None:
-    """Fill what the command line leaves out from the snapshot; refuse what contradicts it."""
-    launch = manifest.launch
-    script = arguments.training_script
-    if script is not None:
-        given = [script, *arguments.training_script_args]
-        taken = [launch["script"], *launch["script_args"]]
-        if given != taken:
-            raise UsageError(
-                f"cannot restore snapshot {manifest.id[:8]} with the script '{' '.join(given)}': "
-                f"it was taken of '{' '.join(taken)}'; leave the script out, or give the same one"
-            )
-    script_file = Path(launch["cwd"], launch["script"])
-    if not (launch["module"] or launch["no_python"] or script_file.is_file()):
-        raise SnapshotUnfitError(
-            f"cannot restore snapshot {manifest.id[:8]} on this host: its script '{script_file}' "
-            "is missing; put it in the same place"
-        )
-    arguments.training_script = launch["script"]
-    arguments.training_script_args = launch["script_args"]
-    arguments.module = launch["module"]
-    arguments.no_python = launch["no_python"]
-    for name in ("nnodes", "nproc_per_node"):
-        given_number = getattr(arguments, name)
-        if given_number is None:
-            setattr(arguments, name, str(launch[name]))
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    criu: Criu | None = None
-    unfit, plain = "", False
-    try:
-        _require_own_ranks(arguments)
-    except HostUnfitError as error:
-        unfit, plain = str(error), True
-    else:
-        try:
-            criu = find_criu(arguments.criu)
-            load_pycriu(criu)  # here, because threads that import side by side see it half loaded
-        except HostUnfitError as error:
-            unfit = str(error)
-    name = _job_name(arguments)
-    _, nodes = torchrun.parse_min_max_nnodes(str(arguments.nnodes))
-    os.environ.pop(NO_ARENA, None)
-    if arguments.no_arena:
-        os.environ[NO_ARENA] = "1"  # for the library in the ranks
-    return Settings(
-        job=JobName(name, uuid.uuid4().hex[:12]),
-        repo=_repo(arguments),
-        runtime_dir=Path(arguments.runtime_dir),
-        work_dir=arguments.work_dir,
-        deadline_seconds=arguments.deadline,
-        launch=describe_launch(arguments, nodes),
-        criu=criu,
-        unfit=unfit,
-        plain=plain,
-        gpus=arguments.gpus,
-        staging_bytes=arguments.staging,
-        local_cache=_local_cache(arguments),
-        local_cache_bytes=arguments.local_cache_size,
-        grace_seconds=arguments.grace,
-    )
-
-
-def _require_own_ranks(arguments: argparse.Namespace) -> None:
-    """Refuse where ranks cannot have namespaces and folders of their own.
-
-    Raises:
-        HostUnfitError: They have to be started by torch itself, and cannot be checkpointed.
-    """
-    if arguments.run_path:
-        raise HostUnfitError(
-            "cannot checkpoint a script started with '--run-path': leave '--run-path' out"
-        )
-    if os.geteuid() != 0:
-        raise HostUnfitError(
-            "cannot make namespaces for ranks: this is not root; run as root, "
-            "or see 'torchmig doctor'"
-        )
-    folder = Path(arguments.runtime_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise HostUnfitError(
-            f"cannot make the folder '{folder}' for ranks: {error.strerror}; "
-            "name another with '--runtime-dir'"
-        ) from error
-    RankProcess().kill()  # tried, because what a kernel or a container allows is written nowhere
-
-
-def _job_name(arguments: argparse.Namespace) -> str:
-    name = arguments.job
-    if name is None:
-        stem = Path(arguments.training_script).stem or "job"
-        return f"{stem[: LONGEST_NAME - 7]}-{uuid.uuid4().hex[:6]}"
-    # It names a folder, in which a socket lies.
-    if "/" in name or name.startswith(".") or len(os.fsencode(name)) > LONGEST_NAME:
-        raise UsageError(
-            f"'{name}' cannot be the name of a job: write one without '/', not beginning with '.', "
-            f"of at most {LONGEST_NAME} bytes"
-        )
-    return str(name)
-
-
-def _local_cache(arguments: argparse.Namespace) -> str | None:
-    return str(Path(arguments.local_cache).resolve()) if arguments.local_cache else None
-
-
-def _repo(arguments: argparse.Namespace) -> str:
-    return str(arguments.repo or Path(DEFAULT_REPO).resolve())
 
 
 if __name__ == "__main__":
