@@ -8,7 +8,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup criu demo test check fix bench clean
+.PHONY: help setup criu demo test check check-model soak-cut fix bench clean
 # Set-up steps write into one environment and must not run side by side.
 .NOTPARALLEL:
 
@@ -27,7 +27,7 @@ REQUIREMENTS ?= requirements-dev.txt
 JOBS ?= 2
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMPS)/build criu ## make .venv with torch, build the extension, find or fetch CRIU
 
@@ -44,6 +44,13 @@ check: $(STAMPS)/build ## look for faults without writing anything
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/python tools/check_layers.py
 	$(BIN)/torchmig config markdown | diff -u docs/options.md -
+
+check-model: $(STAMPS)/packages ## check the model of the cut in every interleaving (installs spin)
+	@command -v spin > /dev/null || { apt-get -qq update && apt-get install -y -qq spin; } > /dev/null
+	@$(BIN)/python tests/cut/model/check.py
+
+soak-cut: $(STAMPS)/build ## run a million random jobs under the planner of the cut
+	@cd tests/cut && $(BIN)/python -m cutsim.soak --programs 1000000
 
 fix: $(STAMPS)/build ## mend what the checks can mend by themselves
 	$(BIN)/ruff check --fix

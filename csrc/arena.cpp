@@ -48,7 +48,8 @@ AddressPlanner* Arena::planner(int device) {
                         " cannot be reserved: " + cuda::describe(result);
         return nullptr;
     }
-    auto made = std::make_unique<AddressPlanner>(base, layout_.size_per_device, layout_.granularity);
+    auto made =
+        std::make_unique<AddressPlanner>(base, layout_.size_per_device, layout_.granularity);
     return planners_.emplace(device, std::move(made)).first->second.get();
 }
 
@@ -246,7 +247,9 @@ Result Arena::unmap(uintptr_t address, size_t size) {
     return unmap_locked(address, size);
 }
 
-Result Arena::set_access(uintptr_t address, size_t size, const AccessDescription* access,
+Result Arena::set_access(uintptr_t address,
+                         size_t size,
+                         const AccessDescription* access,
                          size_t count) {
     auto lock = lock_attached();
     auto it = mapped_.lower_bound(address);

@@ -74,7 +74,9 @@ class Arena {
     Result release(Handle handle);
     Result map(uintptr_t address, size_t size, size_t offset, Handle handle);
     Result unmap(uintptr_t address, size_t size);
-    Result set_access(uintptr_t address, size_t size, const AccessDescription* access,
+    Result set_access(uintptr_t address,
+                      size_t size,
+                      const AccessDescription* access,
                       size_t count);
 
     // From now on memory of `owner` that allocate() returns, or has returned, is `peer`'s to use.

@@ -53,7 +53,8 @@ std::string why_no_live_arena() {
 }
 
 void register_live_arena(py::module_& m) {
-    m.def("arena_why_unusable", &why_no_live_arena,
+    m.def("arena_why_unusable",
+          &why_no_live_arena,
           "Why this process has no arena; empty where it has one.");
     m.def("arena_detach", [] {
         const Result result = [] {
@@ -106,7 +107,10 @@ void register_live_arena(py::module_& m) {
 // An arena over host memory, with the driver's steps and the arena's own.
 class HostArena {
   public:
-    HostArena(uintptr_t base, size_t size_per_device, size_t granularity, int max_devices,
+    HostArena(uintptr_t base,
+              size_t size_per_device,
+              size_t granularity,
+              int max_devices,
               size_t capacity)
         : backing_(new HostBacking(capacity)),
           arena_({base, size_per_device, granularity, max_devices},
@@ -118,8 +122,11 @@ class HostArena {
 
 void register_host_arena(py::module_& m) {
     py::class_<HostArena>(m, "HostArena", "The arena over host memory.")
-        .def(py::init<uintptr_t, size_t, size_t, int, size_t>(), py::arg("base"),
-             py::arg("size_per_device"), py::arg("granularity"), py::arg("max_devices"),
+        .def(py::init<uintptr_t, size_t, size_t, int, size_t>(),
+             py::arg("base"),
+             py::arg("size_per_device"),
+             py::arg("granularity"),
+             py::arg("max_devices"),
              py::arg("capacity"))
         .def("allocate",
              [](HostArena& self, int device, size_t size) {

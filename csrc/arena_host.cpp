@@ -13,8 +13,12 @@ namespace {
 
 // Puts nothing back behind a range; the addresses stay ours.
 Result map_nothing(uintptr_t address, size_t size, int placement) {
-    void* const got = mmap(reinterpret_cast<void*>(address), size, PROT_NONE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | placement, -1, 0);
+    void* const got = mmap(reinterpret_cast<void*>(address),
+                           size,
+                           PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | placement,
+                           -1,
+                           0);
     return got == reinterpret_cast<void*>(address) ? kSuccess : kInvalidValue;
 }
 
@@ -70,8 +74,11 @@ Result HostBacking::map(uintptr_t address, size_t size, size_t offset, Handle ha
     if (chunk == chunks_.end() || offset + size > chunk->second) {
         return kInvalidValue;
     }
-    void* const got = mmap(reinterpret_cast<void*>(address), size, PROT_NONE,
-                           MAP_SHARED | MAP_FIXED, static_cast<int>(handle),
+    void* const got = mmap(reinterpret_cast<void*>(address),
+                           size,
+                           PROT_NONE,
+                           MAP_SHARED | MAP_FIXED,
+                           static_cast<int>(handle),
                            static_cast<off_t>(offset));
     return got == reinterpret_cast<void*>(address) ? kSuccess : kInvalidValue;
 }

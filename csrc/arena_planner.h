@@ -40,9 +40,9 @@ class AddressPlanner {
     const size_t size_;
     const size_t granularity_;
     size_t taken_bytes_ = 0;
-    std::map<uintptr_t, size_t> free_;                       // start -> size, never adjacent
-    std::set<std::pair<size_t, uintptr_t>> free_by_size_;    // the same parts
-    std::map<uintptr_t, size_t> taken_;                      // start -> size
+    std::map<uintptr_t, size_t> free_;                     // start -> size, never adjacent
+    std::set<std::pair<size_t, uintptr_t>> free_by_size_;  // the same parts
+    std::map<uintptr_t, size_t> taken_;                    // start -> size
 };
 
 }  // namespace torchmig

@@ -1,9 +1,8 @@
 // Replaces a communication backend inside a live ProcessGroup.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace torchmig {
 

@@ -26,11 +26,14 @@ void register_gate(py::module_& m) {
     m.def("boxed_operations", &torchmig::boxed_operations);
     m.def(
         "register_group",
-        [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& name,
+        [](const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+           const std::string& name,
            std::vector<int64_t> ranks) {
             Gate::instance().register_group(group.get(), name, std::move(ranks));
         },
-        py::arg("group"), py::arg("name"), py::arg("ranks"));
+        py::arg("group"),
+        py::arg("name"),
+        py::arg("ranks"));
     m.def("boundary", [] { Gate::instance().boundary(); });
     m.def("python_point", [] { Gate::instance().python_point(); });
     m.def(
@@ -40,7 +43,10 @@ void register_gate(py::module_& m) {
         },
         py::arg("group"));
     m.def("block_end", [] { Gate::instance().block_end(); });
-    m.def("create_begin", [] { Gate::instance().create_begin(); });
+    m.def(
+        "create_begin",
+        [](std::vector<int64_t> ranks) { Gate::instance().create_begin(std::move(ranks)); },
+        py::arg("ranks"));
     m.def("create_end", [] { Gate::instance().create_end(); });
     m.def("counters", [] {
         std::map<std::string, uint64_t> out;
@@ -52,24 +58,37 @@ void register_gate(py::module_& m) {
 }
 
 void register_control(py::module_& m) {
-    m.def("start_control", &torchmig::start_control, py::arg("socket_path"), py::arg("rank"),
-          py::arg("world_size"), py::arg("signal_number"), NoGil());
+    m.def("start_control",
+          &torchmig::start_control,
+          py::arg("socket_path"),
+          py::arg("rank"),
+          py::arg("world_size"),
+          py::arg("signal_number"),
+          NoGil());
     m.def("control_ended", &torchmig::control_ended, NoGil());
     m.def("install_fork_hook", &torchmig::install_fork_hook);
-    // What a step has allocated and freed stays in the heap as dirty pages, which a dump would save.
+    // What a step has allocated and freed stays in the heap as dirty pages, which a dump would
+    // save.
     m.def("trim_heap", [] { malloc_trim(0); }, NoGil());
 }
 
 void register_communication(py::module_& m) {
-    m.def("swap_backend", &torchmig::swap_backend, py::arg("group"), py::arg("old"),
-          py::arg("replacement"), NoGil());
+    m.def("swap_backend",
+          &torchmig::swap_backend,
+          py::arg("group"),
+          py::arg("old"),
+          py::arg("replacement"),
+          NoGil());
     py::class_<torchmig::ParkedBackend, c10d::Backend, c10::intrusive_ptr<torchmig::ParkedBackend>>(
         m, "ParkedBackend")
         .def(py::init([](int rank, int size, const std::string& name) {
                  return c10::make_intrusive<torchmig::ParkedBackend>(rank, size, name);
              }),
-             py::arg("rank"), py::arg("size"), py::arg("name"));
-    py::class_<torchmig::ReconnectableStore, c10d::Store,
+             py::arg("rank"),
+             py::arg("size"),
+             py::arg("name"));
+    py::class_<torchmig::ReconnectableStore,
+               c10d::Store,
                c10::intrusive_ptr<torchmig::ReconnectableStore>>(m, "ReconnectableStore")
         .def(py::init([](const c10::intrusive_ptr<c10d::Store>& inner) {
                  return c10::make_intrusive<torchmig::ReconnectableStore>(inner);

@@ -28,8 +28,8 @@ namespace torchmig {
 
 namespace {
 
-constexpr int kBusyPollMilliseconds = 5;     // while an order is active: how often counters are read
-constexpr int kInterruptMilliseconds = 20;   // at level "any": how often the main thread is poked
+constexpr int kBusyPollMilliseconds = 5;    // while an order is active: how often counters are read
+constexpr int kInterruptMilliseconds = 20;  // at level "any": how often the main thread is poked
 constexpr int kReconnectMicroseconds = 5000;
 
 std::string quote(const std::string& text) {
@@ -80,9 +80,8 @@ std::string to_json(const Report& report) {
            ",\"serial\":" + std::to_string(report.serial) + ",\"state\":" + quote(report.state) +
            ",\"place\":" + quote(report.place) + ",\"steps\":" + std::to_string(report.steps) +
            ",\"seconds_per_step\":" + number(report.seconds_per_step) + ",\"counters\":{" +
-           joined(report.counters, counter) + "},\"waiting\":[" +
-           joined(report.waiting, quote) + "],\"groups\":{" + joined(report.groups, group) +
-           "}}";
+           joined(report.counters, counter) + "},\"waiting\":[" + joined(report.waiting, quote) +
+           "],\"groups\":{" + joined(report.groups, group) + "}}";
 }
 
 // The words of a line, one after the other.
@@ -293,14 +292,20 @@ class Control {
             Gate::instance().release();
             send_line("{\"type\":\"released\"}");
         } else if (verb == "call") {
+            const std::string number = in.word();
             const std::string name = in.word();
-            send_line(call_python(name, in.rest()));
+            // On a thread of its own: where Python cannot go on because the parked thread holds a
+            // lock, this thread can still be told to let that one go.
+            std::thread([this, number, name, argument = std::string(in.rest())] {
+                Gate::never_park_this_thread();
+                send_line(call_python(number, name, argument));
+            }).detach();
         } else if (verb == "detach") {
             active_ = false;
             reconnect();
         } else {
-            send_line("{\"type\":\"error\",\"message\":" + quote("unknown verb '" + verb + "'") +
-                      "}");
+            send_line("{\"number\":0,\"type\":\"error\",\"message\":" +
+                      quote("unknown verb '" + verb + "'") + "}");
         }
     }
 
@@ -326,22 +331,28 @@ class Control {
         send_line(to_json(Gate::instance().report()));
     }
 
-    std::string call_python(const std::string& name, const std::string& argument) {
+    std::string call_python(const std::string& number,
+                            const std::string& name,
+                            const std::string& argument) {
+        const std::string head = "{\"number\":" + number + ",\"type\":";
         if (ended_.load()) {
-            return "{\"type\":\"error\",\"message\":\"the script has ended\"}";
+            return head + "\"error\",\"message\":\"the script has ended\"}";
         }
         const PyGILState_STATE gil = PyGILState_Ensure();
         std::string answer;
-        PyObject* module = PyImport_ImportModule("torchmig.worker.phases");
-        PyObject* result =
-            module == nullptr
-                ? nullptr
-                : PyObject_CallMethod(module, name.c_str(), "s", argument.c_str());
+        // Not an import: the parked thread may be in the middle of one and hold its lock. The
+        // module has been loaded at the start.
+        PyObject* module_name = PyUnicode_FromString("torchmig.worker.phases");
+        PyObject* module = module_name == nullptr ? nullptr : PyImport_GetModule(module_name);
+        Py_XDECREF(module_name);
+        PyObject* result = module == nullptr
+                               ? nullptr
+                               : PyObject_CallMethod(module, name.c_str(), "s", argument.c_str());
         const char* text = result == nullptr ? nullptr : PyUnicode_AsUTF8(result);
         if (text != nullptr) {
-            answer = "{\"type\":\"result\",\"value\":" + std::string(text) + "}";
+            answer = head + "\"result\",\"value\":" + std::string(text) + "}";
         } else {
-            answer = "{\"type\":\"error\",\"message\":" + quote(python_error()) + "}";
+            answer = head + "\"error\",\"message\":" + quote(python_error()) + "}";
         }
         Py_XDECREF(result);
         Py_XDECREF(module);
@@ -358,9 +369,8 @@ class Control {
         PyObject* string = value == nullptr ? nullptr : PyObject_Str(value);
         if (string != nullptr) {
             const char* utf8 = PyUnicode_AsUTF8(string);
-            const char* kind = type == nullptr
-                                   ? "error"
-                                   : reinterpret_cast<PyTypeObject*>(type)->tp_name;
+            const char* kind =
+                type == nullptr ? "error" : reinterpret_cast<PyTypeObject*>(type)->tp_name;
             text = std::string(kind) + ": " + (utf8 == nullptr ? "" : utf8);
         }
         Py_XDECREF(string);
@@ -394,10 +404,7 @@ Control* control = nullptr;
 
 }  // namespace
 
-void start_control(const std::string& socket_path,
-                   int rank,
-                   int world_size,
-                   int signal_number) {
+void start_control(const std::string& socket_path, int rank, int world_size, int signal_number) {
     if (control != nullptr) {
         throw std::runtime_error("the control thread runs already");
     }

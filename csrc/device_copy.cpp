@@ -87,7 +87,8 @@ std::vector<Batch> make_batches(const std::vector<Piece>& pieces, size_t buffer_
         }
         end = whole.offset + whole.size;
         for (uint64_t done = 0; done < whole.size;) {
-            Piece part{whole.address + done, std::min<uint64_t>(buffer_bytes, whole.size - done),
+            Piece part{whole.address + done,
+                       std::min<uint64_t>(buffer_bytes, whole.size - done),
                        whole.offset + done};
             done += part.size;
             const uint64_t part_end = part.offset + part.size;
@@ -123,7 +124,9 @@ class Lane {
     Lane(const Lane&) = delete;
     Lane& operator=(const Lane&) = delete;
 
-    void out(const std::vector<Batch>& batches, std::atomic<size_t>& next, char* staging,
+    void out(const std::vector<Batch>& batches,
+             std::atomic<size_t>& next,
+             char* staging,
              uint64_t first_offset) {
         const Batch* before = nullptr;
         int slot = 0;
@@ -132,16 +135,18 @@ class Lane {
             const Batch* batch = index < batches.size() ? &batches[index] : nullptr;
             if (batch != nullptr) {
                 for (const Piece& piece : batch->pieces) {
-                    TORCHMIG_CUDA_CHECK(cuda_.cuMemcpyDtoHAsync_v2(
-                        buffers_[slot] + (piece.offset - batch->offset), piece.address, piece.size,
-                        stream_));
+                    TORCHMIG_CUDA_CHECK(
+                        cuda_.cuMemcpyDtoHAsync_v2(buffers_[slot] + (piece.offset - batch->offset),
+                                                   piece.address,
+                                                   piece.size,
+                                                   stream_));
                 }
                 TORCHMIG_CUDA_CHECK(cuda_.cuEventRecord(events_[slot], stream_));
             }
             if (before != nullptr) {
                 TORCHMIG_CUDA_CHECK(cuda_.cuEventSynchronize(events_[slot ^ 1]));
-                streaming_copy(staging + (before->offset - first_offset), buffers_[slot ^ 1],
-                               before->size);
+                streaming_copy(
+                    staging + (before->offset - first_offset), buffers_[slot ^ 1], before->size);
             }
             if (batch == nullptr) {
                 return;
@@ -151,7 +156,9 @@ class Lane {
         }
     }
 
-    void in(const std::vector<Batch>& batches, std::atomic<size_t>& next, const char* staging,
+    void in(const std::vector<Batch>& batches,
+            std::atomic<size_t>& next,
+            const char* staging,
             uint64_t first_offset) {
         int slot = 0;
         for (size_t index = next.fetch_add(1); index < batches.size(); index = next.fetch_add(1)) {
@@ -159,9 +166,11 @@ class Lane {
             TORCHMIG_CUDA_CHECK(cuda_.cuEventSynchronize(events_[slot]));
             cached_copy(buffers_[slot], staging + (batch.offset - first_offset), batch.size);
             for (const Piece& piece : batch.pieces) {
-                TORCHMIG_CUDA_CHECK(cuda_.cuMemcpyHtoDAsync_v2(
-                    piece.address, buffers_[slot] + (piece.offset - batch.offset), piece.size,
-                    stream_));
+                TORCHMIG_CUDA_CHECK(
+                    cuda_.cuMemcpyHtoDAsync_v2(piece.address,
+                                               buffers_[slot] + (piece.offset - batch.offset),
+                                               piece.size,
+                                               stream_));
             }
             TORCHMIG_CUDA_CHECK(cuda_.cuEventRecord(events_[slot], stream_));
             slot ^= 1;
@@ -185,7 +194,10 @@ int thread_count(const CopyOptions& options, size_t batches) {
 
 }  // namespace
 
-void copy_pieces(Direction direction, int device, int staging_fd, const std::vector<Piece>& pieces,
+void copy_pieces(Direction direction,
+                 int device,
+                 int staging_fd,
+                 const std::vector<Piece>& pieces,
                  const CopyOptions& options) {
     const size_t buffer_bytes =
         options.buffer_bytes != 0 ? options.buffer_bytes : CopyOptions::kBufferBytes;
@@ -213,7 +225,8 @@ void copy_pieces(Direction direction, int device, int staging_fd, const std::vec
     const auto work = [&](int number) {
         try {
             const CurrentContext in_thread(*cuda, context.get());
-            Lane lane(*cuda, buffers.data() + buffer_bytes * 2 * static_cast<size_t>(number),
+            Lane lane(*cuda,
+                      buffers.data() + buffer_bytes * 2 * static_cast<size_t>(number),
                       buffer_bytes);
             if (direction == Direction::kOut) {
                 lane.out(batches, next, staging.data(), first);
@@ -243,7 +256,11 @@ void register_device_copy(py::module_& m) {
     using PyPiece = std::tuple<uint64_t, uint64_t, uint64_t>;
     m.def(
         "copy_pieces",
-        [](bool out, int device, int staging_fd, const std::vector<PyPiece>& pieces, int threads,
+        [](bool out,
+           int device,
+           int staging_fd,
+           const std::vector<PyPiece>& pieces,
+           int threads,
            size_t buffer_bytes) {
             std::vector<Piece> all;
             all.reserve(pieces.size());
@@ -256,10 +273,18 @@ void register_device_copy(py::module_& m) {
             const py::gil_scoped_release no_gil;
             copy_pieces(out ? Direction::kOut : Direction::kIn, device, staging_fd, all, options);
         },
-        py::arg("out"), py::arg("device"), py::arg("staging_fd"), py::arg("pieces"),
-        py::arg("threads") = 0, py::arg("buffer_bytes") = 0,
+        py::arg("out"),
+        py::arg("device"),
+        py::arg("staging_fd"),
+        py::arg("pieces"),
+        py::arg("threads") = 0,
+        py::arg("buffer_bytes") = 0,
         "Copy (address, size, staging offset) pieces of one device out of it or into it.");
-    m.def("touch_file", &touch_file, py::arg("fd"), py::arg("offset"), py::arg("size"),
+    m.def("touch_file",
+          &touch_file,
+          py::arg("fd"),
+          py::arg("offset"),
+          py::arg("size"),
           py::call_guard<py::gil_scoped_release>(),
           "Find memory for a stretch of a memfd; return how many bytes are in huge pages.");
 }

@@ -19,8 +19,8 @@ struct Piece {
 };
 
 struct CopyOptions {
-    int threads = 0;             // 0: as many as there are processors, at most kMaxThreads
-    size_t buffer_bytes = 0;     // 0: kBufferBytes
+    int threads = 0;          // 0: as many as there are processors, at most kMaxThreads
+    size_t buffer_bytes = 0;  // 0: kBufferBytes
     static constexpr int kMaxThreads = 12;
     static constexpr size_t kBufferBytes = size_t{4} << 20;
 };
@@ -29,7 +29,10 @@ enum class Direction { kOut, kIn };
 
 // Copies all pieces of one device; returns when the bytes have arrived. Throws CudaError, or
 // std::system_error where the staging cannot be mapped. May be called with no context current.
-void copy_pieces(Direction direction, int device, int staging_fd, const std::vector<Piece>& pieces,
+void copy_pieces(Direction direction,
+                 int device,
+                 int staging_fd,
+                 const std::vector<Piece>& pieces,
                  const CopyOptions& options);
 
 void register_device_copy(pybind11::module_& m);

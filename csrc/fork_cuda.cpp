@@ -116,8 +116,7 @@ void close_descriptors() {
             auto* entry = reinterpret_cast<DirectoryEntry*>(buffer + at);
             at += entry->length;
             char target[64] = "";
-            if (readlinkat(folder, entry->name, target, sizeof target - 1) > 0 &&
-                must_go(target)) {
+            if (readlinkat(folder, entry->name, target, sizeof target - 1) > 0 && must_go(target)) {
                 close(std::atoi(entry->name));
             }
         }

@@ -3,7 +3,8 @@
 
 namespace torchmig {
 
-// From now on, children drop torch's sockets and have no gate and no control thread. Once a process.
+// From now on, children drop torch's sockets and have no gate and no control thread. Once a
+// process.
 void install_fork_hook();
 
 }  // namespace torchmig

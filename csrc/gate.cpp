@@ -53,9 +53,7 @@ Gate& Gate::instance() {
 
 Gate::Gate() : slots_(new Slot[kSlots]) {}
 
-void Gate::register_group(const void* group,
-                          const std::string& name,
-                          std::vector<int64_t> ranks) {
+void Gate::register_group(const void* group, const std::string& name, std::vector<int64_t> ranks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     // The address may have belonged to a destroyed group: its slots must not be found any more.
     // A freed slot keeps a non-null owner, so that probe chains stay whole.
@@ -211,33 +209,49 @@ void Gate::boundary() {
         ++steps_;
     }
     if (level_.load() != 0) {
-        park_while("boundary", nullptr,
-                   [&] { return order_.level >= Level::kStep && targets_met(); });
+        park_while(
+            "boundary", nullptr, [&] { return order_.level >= Level::kStep && targets_met(); });
     }
 }
 
 void Gate::python_point() {
     if (level_.load() != 0) {
-        park_while("python", nullptr,
-                   [&] { return order_.level >= Level::kAny && targets_met(); });
+        park_while("python", nullptr, [&] { return order_.level >= Level::kAny && targets_met(); });
     }
 }
 
 void Gate::store_point() {
     if (level_.load() != 0) {
-        park_while("store", nullptr,
-                   [&] { return order_.level >= Level::kStep && targets_met(); });
+        park_while("store", nullptr, [&] { return order_.level >= Level::kStep && targets_met(); });
     }
 }
 
-void Gate::block_begin(const void* group) {
-    before_op(group, Op::kBlock);
-    ++unparkable;
-    const std::lock_guard<std::mutex> lock(mutex_);
+void Gate::enter_section(Counter* counter) {
+    const GilRelease no_gil;
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto held = [&] {
+        return unparkable == 0 && order_.level >= Level::kGate &&
+               counter->count.load() + 1 > target(*counter);
+    };
+    if (held()) {
+        parked_.push_back({"gate", counter});
+        changed();
+        wake_.wait(lock, [&] { return !held(); });
+        parked_.erase(std::find_if(
+            parked_.begin(), parked_.end(), [&](const Parked& p) { return p.waiting == counter; }));
+    }
+    // In one critical section: with the count seen and the rank not yet busy, a stand could be
+    // taken while this thread goes on.
+    counter->count.fetch_add(1);
     ++busy_;
+    ++unparkable;
+    lock.unlock();
+    if (level_.load() != 0) {
+        changed();
+    }
 }
 
-void Gate::block_end() {
+void Gate::leave_section() {
     --unparkable;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -248,26 +262,37 @@ void Gate::block_end() {
     }
 }
 
-void Gate::create_begin() {
-    if (unparkable == 0) {
-        Counter* counter = nullptr;
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            counter = counter_for(std::string("collective/") + kCreation);
-        }
-        counter->count.fetch_add(1);
-        if (level_.load() != 0) {
-            hold(counter);
-        }
-    }
-    ++unparkable;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++busy_;
+void Gate::block_begin(const void* group) {
+    enter_section(find(group, Op::kBlock, 0, 0));
 }
 
-void Gate::create_end() { block_end(); }
+void Gate::block_end() {
+    leave_section();
+}
 
-void Gate::never_park_this_thread() { ++unparkable; }
+void Gate::create_begin(std::vector<int64_t> ranks) {
+    Counter* counter = nullptr;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        std::string name = kCreation;
+        if (!ranks.empty() && ranks.size() < names_[kCreation].size()) {
+            for (const int64_t rank : ranks) {
+                name += " " + std::to_string(rank);
+            }
+            names_[name] = std::move(ranks);
+        }
+        counter = counter_for("collective/" + name);
+    }
+    enter_section(counter);
+}
+
+void Gate::create_end() {
+    leave_section();
+}
+
+void Gate::never_park_this_thread() {
+    ++unparkable;
+}
 
 void Gate::set_rank(int64_t rank, int64_t world_size) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -287,7 +312,9 @@ void Gate::set_order(const Order& order) {
     version_.fetch_add(1);
 }
 
-void Gate::release() { set_order(Order{}); }
+void Gate::release() {
+    set_order(Order{});
+}
 
 bool Gate::parked() const {
     const std::lock_guard<std::mutex> lock(mutex_);

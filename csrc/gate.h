@@ -46,8 +46,8 @@ struct Order {
 struct Report {
     uint64_t request = 0;
     uint64_t serial = 0;
-    std::string state;    // running | parked | busy
-    std::string place;    // boundary | gate | python | store, when parked
+    std::string state;                 // running | parked | busy
+    std::string place;                 // boundary | gate | python | store, when parked
     std::vector<std::string> waiting;  // the keys that threads are held at, each once
     uint64_t steps = 0;
     double seconds_per_step = 0;
@@ -82,8 +82,9 @@ class Gate {
     // Around a coalesced block: the block counts as one, its operations count but are not held.
     void block_begin(const void* group);
     void block_end();
-    // Around the making of a group: a collective of the whole job, and busy until create_end.
-    void create_begin();
+    // Around the making of a group: a collective of those that must all make it, which are `ranks`
+    // (nobody named: the whole job), and busy until create_end.
+    void create_begin(std::vector<int64_t> ranks);
     void create_end();
 
     // The calling thread is never parked from now on: the control thread carries the requests out.
@@ -142,6 +143,8 @@ class Gate {
     Counter* counter_for(const std::string& key);
     std::string key_of(const Group& group, Op op, int64_t peer, int64_t tag) const;
     void hold(Counter* counter);
+    void enter_section(Counter* counter);
+    void leave_section();
     template <typename MayPark>
     void park_while(const char* place, const Counter* waiting, MayPark may_park);
     bool targets_met() const;
@@ -157,7 +160,7 @@ class Gate {
     mutable std::mutex mutex_;
     std::condition_variable wake_;
     Order order_;
-    std::map<const void*, Group> groups_;          // live objects
+    std::map<const void*, Group> groups_;                // live objects
     std::map<std::string, std::vector<int64_t>> names_;  // every group ever, by name
     std::map<std::string, std::unique_ptr<Counter>> counters_;
     std::map<std::tuple<const void*, uint64_t>, Counter*> overflow_;

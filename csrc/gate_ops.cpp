@@ -3,12 +3,12 @@
 #include "gate_ops.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <tuple>
 #include <vector>
 
@@ -35,8 +35,8 @@ int64_t tag_of(const Group& group, int64_t tag) {
 }
 
 c10::DispatchKeySet below(c10::DispatchKeySet keys) {
-    return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER,
-                                      c10::DispatchKey::BackendSelect);
+    return keys &
+           c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 }
 
 template <typename First, typename... Rest>
@@ -66,37 +66,40 @@ struct Kernel<Name, Return(Args...)> {
     }
 };
 
-#define TORCHMIG_COLLECTIVES(X)                                                                    \
-    X(broadcast_, std::tuple<std::vector<Tensor>, WorkPtr>(TensorList, const Group&, int64_t,      \
-                                                           int64_t, bool, int64_t))                \
-    X(allreduce_, std::tuple<std::vector<Tensor>, WorkPtr>(TensorList, const Group&,               \
-                                                           const Reduce&,                          \
-                                                           const std::optional<Tensor>&, bool,     \
-                                                           int64_t))                               \
-    X(allreduce_coalesced_, WorkPtr(TensorList, const Group&, const Reduce&, bool, int64_t))       \
-    X(reduce_, WorkPtr(TensorList, const Group&, const Reduce&, int64_t, int64_t, bool, int64_t))  \
-    X(allgather_, std::tuple<TensorLists, WorkPtr>(const TensorLists&, TensorList, const Group&,   \
-                                                   bool, int64_t))                                 \
-    X(_allgather_base_,                                                                            \
-      std::tuple<Tensor, WorkPtr>(Tensor&, Tensor&, const Group&, bool, int64_t))                  \
-    X(allgather_coalesced_, WorkPtr(const TensorLists&, const TensorList&, const Group&, bool))    \
-    X(allgather_into_tensor_coalesced_,                                                            \
-      WorkPtr(const TensorList, const TensorList, const Group&, bool))                             \
-    X(gather_, WorkPtr(const TensorLists&, const TensorList&, const Group&, int64_t, bool,         \
-                       int64_t))                                                                   \
-    X(scatter_, std::tuple<std::vector<Tensor>, WorkPtr>(const TensorList&, const TensorLists&,    \
-                                                         const Group&, int64_t, bool, int64_t))    \
-    X(reduce_scatter_, std::tuple<std::vector<Tensor>, WorkPtr>(const TensorList&,                 \
-                                                                const TensorLists&, const Group&,  \
-                                                                const Reduce&, bool, int64_t))     \
-    X(_reduce_scatter_base_, std::tuple<Tensor, WorkPtr>(Tensor&, Tensor&, const Group&,           \
-                                                         const Reduce&, bool, int64_t))            \
-    X(reduce_scatter_tensor_coalesced_,                                                            \
-      WorkPtr(const TensorList, const TensorList, const Group&, const Reduce&, bool, int64_t))     \
-    X(alltoall_base_, WorkPtr(Tensor&, Tensor&, const Group&, Ints, Ints, bool, int64_t))          \
-    X(alltoall_, std::tuple<std::vector<Tensor>, WorkPtr>(const TensorList&, const TensorList&,    \
-                                                          const Group&, bool, int64_t))            \
-    X(monitored_barrier_, void(Tensor, const Group&, const Ints&, int64_t, bool))                  \
+#define TORCHMIG_COLLECTIVES(X)                                                                   \
+    X(broadcast_,                                                                                 \
+      std::tuple<std::vector<Tensor>, WorkPtr>(                                                   \
+          TensorList, const Group&, int64_t, int64_t, bool, int64_t))                             \
+    X(allreduce_,                                                                                 \
+      std::tuple<std::vector<Tensor>, WorkPtr>(                                                   \
+          TensorList, const Group&, const Reduce&, const std::optional<Tensor>&, bool, int64_t))  \
+    X(allreduce_coalesced_, WorkPtr(TensorList, const Group&, const Reduce&, bool, int64_t))      \
+    X(reduce_, WorkPtr(TensorList, const Group&, const Reduce&, int64_t, int64_t, bool, int64_t)) \
+    X(allgather_,                                                                                 \
+      std::tuple<TensorLists, WorkPtr>(                                                           \
+          const TensorLists&, TensorList, const Group&, bool, int64_t))                           \
+    X(_allgather_base_,                                                                           \
+      std::tuple<Tensor, WorkPtr>(Tensor&, Tensor&, const Group&, bool, int64_t))                 \
+    X(allgather_coalesced_, WorkPtr(const TensorLists&, const TensorList&, const Group&, bool))   \
+    X(allgather_into_tensor_coalesced_,                                                           \
+      WorkPtr(const TensorList, const TensorList, const Group&, bool))                            \
+    X(gather_,                                                                                    \
+      WorkPtr(const TensorLists&, const TensorList&, const Group&, int64_t, bool, int64_t))       \
+    X(scatter_,                                                                                   \
+      std::tuple<std::vector<Tensor>, WorkPtr>(                                                   \
+          const TensorList&, const TensorLists&, const Group&, int64_t, bool, int64_t))           \
+    X(reduce_scatter_,                                                                            \
+      std::tuple<std::vector<Tensor>, WorkPtr>(                                                   \
+          const TensorList&, const TensorLists&, const Group&, const Reduce&, bool, int64_t))     \
+    X(_reduce_scatter_base_,                                                                      \
+      std::tuple<Tensor, WorkPtr>(Tensor&, Tensor&, const Group&, const Reduce&, bool, int64_t))  \
+    X(reduce_scatter_tensor_coalesced_,                                                           \
+      WorkPtr(const TensorList, const TensorList, const Group&, const Reduce&, bool, int64_t))    \
+    X(alltoall_base_, WorkPtr(Tensor&, Tensor&, const Group&, Ints, Ints, bool, int64_t))         \
+    X(alltoall_,                                                                                  \
+      std::tuple<std::vector<Tensor>, WorkPtr>(                                                   \
+          const TensorList&, const TensorList&, const Group&, bool, int64_t))                     \
+    X(monitored_barrier_, void(Tensor, const Group&, const Ints&, int64_t, bool))                 \
     X(barrier, WorkPtr(Tensor, const Group&, const Ints&, bool, int64_t))
 
 #define TORCHMIG_NAME(name, ...) constexpr char name_##name[] = "c10d::" #name;
@@ -109,20 +112,14 @@ constexpr char name_recv_any_source_[] = "c10d::recv_any_source_";
 using PeerSignature = WorkPtr(TensorList, const Group&, int64_t, int64_t);
 using AnySignature = WorkPtr(TensorList, const Group&, int64_t);
 
-WorkPtr send(c10::DispatchKeySet keys,
-             TensorList tensors,
-             const Group& group,
-             int64_t peer,
-             int64_t tag) {
+WorkPtr send(
+    c10::DispatchKeySet keys, TensorList tensors, const Group& group, int64_t peer, int64_t tag) {
     Gate::instance().before_op(group.get(), Op::kSend, peer, tag_of(group, tag));
     return Kernel<name_send, PeerSignature>::next(keys, tensors, group, peer, tag);
 }
 
-WorkPtr recv(c10::DispatchKeySet keys,
-             TensorList tensors,
-             const Group& group,
-             int64_t peer,
-             int64_t tag) {
+WorkPtr recv(
+    c10::DispatchKeySet keys, TensorList tensors, const Group& group, int64_t peer, int64_t tag) {
     Gate::instance().before_op(group.get(), Op::kRecv, peer, tag_of(group, tag));
     return Kernel<name_recv_, PeerSignature>::next(keys, tensors, group, peer, tag);
 }
@@ -140,8 +137,8 @@ void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::
     const auto& arguments = op.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
         if (arguments[i].name() == "process_group") {
-            const auto group = torch::jit::peek(*stack, i, arguments.size())
-                                   .toCustomClass<ProcessGroup>();
+            const auto group =
+                torch::jit::peek(*stack, i, arguments.size()).toCustomClass<ProcessGroup>();
             Gate::instance().before_op(group.get(), Op::kCollective);
         }
     }
@@ -161,8 +158,9 @@ Registration& registration() {
 
 bool has_group(const c10::FunctionSchema& schema) {
     const auto& arguments = schema.arguments();
-    return std::any_of(arguments.begin(), arguments.end(),
-                       [](const auto& a) { return a.name() == "process_group"; });
+    return std::any_of(arguments.begin(), arguments.end(), [](const auto& a) {
+        return a.name() == "process_group";
+    });
 }
 
 // True if torch's operation has the signature that the kernel was written for.
@@ -195,11 +193,11 @@ void install_gate() {
             continue;
         }
         const std::string bare = name.name.substr(6);
-#define TORCHMIG_IMPL(known, ...)                                                                  \
-    if (bare == #known && fits<__VA_ARGS__>(*op)) {                                                \
-        made.library->impl(#known, TORCH_FN((Kernel<name_##known, __VA_ARGS__>::call)));           \
-        made.typed.push_back(bare);                                                                \
-        continue;                                                                                  \
+#define TORCHMIG_IMPL(known, ...)                                                        \
+    if (bare == #known && fits<__VA_ARGS__>(*op)) {                                      \
+        made.library->impl(#known, TORCH_FN((Kernel<name_##known, __VA_ARGS__>::call))); \
+        made.typed.push_back(bare);                                                      \
+        continue;                                                                        \
     }
         TORCHMIG_COLLECTIVES(TORCHMIG_IMPL)
 #undef TORCHMIG_IMPL
@@ -219,7 +217,11 @@ void install_gate() {
     }
 }
 
-std::vector<std::string> typed_operations() { return registration().typed; }
-std::vector<std::string> boxed_operations() { return registration().boxed; }
+std::vector<std::string> typed_operations() {
+    return registration().typed;
+}
+std::vector<std::string> boxed_operations() {
+    return registration().boxed;
+}
 
 }  // namespace torchmig

@@ -24,15 +24,15 @@ static_assert(offsetof(AccessDescription, flags) == offsetof(CUmemAccessDesc, fl
 static_assert(sizeof(Result) == sizeof(CUresult) && sizeof(Device) == sizeof(CUdevice));
 static_assert(sizeof(DevicePtr) == sizeof(CUdeviceptr));
 static_assert(sizeof(Handle) == sizeof(CUmemGenericAllocationHandle));
-static_assert(kInvalidValue == CUDA_ERROR_INVALID_VALUE && kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
+static_assert(kInvalidValue == CUDA_ERROR_INVALID_VALUE &&
+              kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(kNotInitialized == CUDA_ERROR_NOT_INITIALIZED);
 static_assert(kInvalidContext == CUDA_ERROR_INVALID_CONTEXT);
 static_assert(kNotSupported == CUDA_ERROR_NOT_SUPPORTED && kUnknown == CUDA_ERROR_UNKNOWN);
 static_assert(kAllocationPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE);
 static_assert(kAccessReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-static_assert(kAttributeRdmaWithVmm ==
-              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+static_assert(kAttributeRdmaWithVmm == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kEventNoTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
@@ -56,12 +56,12 @@ Loaded load() {
         loaded.why = text != nullptr ? text : "libcuda.so.1 cannot be loaded";
         return loaded;
     }
-#define TORCHMIG_CUDA_LOOK_UP(name, ...)                                                           \
-    loaded.functions.name =                                                                        \
-        reinterpret_cast<decltype(loaded.functions.name)>(dlsym(library, #name));                  \
-    if (loaded.functions.name == nullptr) {                                                        \
-        loaded.why = "libcuda.so.1 has no '" #name "': the driver is too old";                     \
-        return loaded;                                                                             \
+#define TORCHMIG_CUDA_LOOK_UP(name, ...)                                          \
+    loaded.functions.name =                                                       \
+        reinterpret_cast<decltype(loaded.functions.name)>(dlsym(library, #name)); \
+    if (loaded.functions.name == nullptr) {                                       \
+        loaded.why = "libcuda.so.1 has no '" #name "': the driver is too old";    \
+        return loaded;                                                            \
     }
     TORCHMIG_CUDA_FUNCTIONS(TORCHMIG_CUDA_LOOK_UP)
 #undef TORCHMIG_CUDA_LOOK_UP

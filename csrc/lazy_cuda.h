@@ -60,41 +60,55 @@ struct AccessDescription {
 };
 
 // One line a function: name as libcuda exports it, then its parameters.
-#define TORCHMIG_CUDA_FUNCTIONS(X)                                                                 \
-    X(cuInit, unsigned flags)                                                                      \
-    X(cuGetErrorName, Result result, const char** name)                                            \
-    X(cuGetErrorString, Result result, const char** text)                                          \
-    X(cuDriverGetVersion, int* version)                                                            \
-    X(cuDeviceGetAttribute, int* value, int attribute, Device device)                              \
-    X(cuDevicePrimaryCtxRetain, Context* context, Device device)                                   \
-    X(cuDevicePrimaryCtxRelease_v2, Device device)                                                 \
-    X(cuDevicePrimaryCtxGetState, Device device, unsigned* flags, int* active)                     \
-    X(cuCtxGetCurrent, Context* context)                                                           \
-    X(cuCtxSetCurrent, Context context)                                                            \
-    X(cuCtxGetDevice, Device* device)                                                              \
-    X(cuCtxSynchronize)                                                                            \
-    X(cuMemGetInfo_v2, size_t* free, size_t* total)                                                \
-    X(cuMemAddressReserve, DevicePtr* out, size_t size, size_t align, DevicePtr at,                \
-      unsigned long long flags)                                                                    \
-    X(cuMemAddressFree, DevicePtr address, size_t size)                                            \
-    X(cuMemCreate, Handle* handle, size_t size, const AllocationProperties* properties,            \
-      unsigned long long flags)                                                                    \
-    X(cuMemRelease, Handle handle)                                                                 \
-    X(cuMemMap, DevicePtr address, size_t size, size_t offset, Handle handle,                      \
-      unsigned long long flags)                                                                    \
-    X(cuMemUnmap, DevicePtr address, size_t size)                                                  \
-    X(cuMemSetAccess, DevicePtr address, size_t size, const AccessDescription* access,             \
-      size_t count)                                                                                \
-    X(cuMemHostRegister_v2, void* address, size_t size, unsigned flags)                            \
-    X(cuMemHostUnregister, void* address)                                                          \
-    X(cuMemcpyDtoHAsync_v2, void* to, DevicePtr from, size_t size, Stream stream)                  \
-    X(cuMemcpyHtoDAsync_v2, DevicePtr to, const void* from, size_t size, Stream stream)            \
-    X(cuStreamCreate, Stream* stream, unsigned flags)                                              \
-    X(cuStreamDestroy_v2, Stream stream)                                                           \
-    X(cuStreamSynchronize, Stream stream)                                                          \
-    X(cuEventCreate, Event* event, unsigned flags)                                                 \
-    X(cuEventRecord, Event event, Stream stream)                                                   \
-    X(cuEventSynchronize, Event event)                                                             \
+#define TORCHMIG_CUDA_FUNCTIONS(X)                                                      \
+    X(cuInit, unsigned flags)                                                           \
+    X(cuGetErrorName, Result result, const char** name)                                 \
+    X(cuGetErrorString, Result result, const char** text)                               \
+    X(cuDriverGetVersion, int* version)                                                 \
+    X(cuDeviceGetAttribute, int* value, int attribute, Device device)                   \
+    X(cuDevicePrimaryCtxRetain, Context* context, Device device)                        \
+    X(cuDevicePrimaryCtxRelease_v2, Device device)                                      \
+    X(cuDevicePrimaryCtxGetState, Device device, unsigned* flags, int* active)          \
+    X(cuCtxGetCurrent, Context* context)                                                \
+    X(cuCtxSetCurrent, Context context)                                                 \
+    X(cuCtxGetDevice, Device* device)                                                   \
+    X(cuCtxSynchronize)                                                                 \
+    X(cuMemGetInfo_v2, size_t* free, size_t* total)                                     \
+    X(cuMemAddressReserve,                                                              \
+      DevicePtr* out,                                                                   \
+      size_t size,                                                                      \
+      size_t align,                                                                     \
+      DevicePtr at,                                                                     \
+      unsigned long long flags)                                                         \
+    X(cuMemAddressFree, DevicePtr address, size_t size)                                 \
+    X(cuMemCreate,                                                                      \
+      Handle* handle,                                                                   \
+      size_t size,                                                                      \
+      const AllocationProperties* properties,                                           \
+      unsigned long long flags)                                                         \
+    X(cuMemRelease, Handle handle)                                                      \
+    X(cuMemMap,                                                                         \
+      DevicePtr address,                                                                \
+      size_t size,                                                                      \
+      size_t offset,                                                                    \
+      Handle handle,                                                                    \
+      unsigned long long flags)                                                         \
+    X(cuMemUnmap, DevicePtr address, size_t size)                                       \
+    X(cuMemSetAccess,                                                                   \
+      DevicePtr address,                                                                \
+      size_t size,                                                                      \
+      const AccessDescription* access,                                                  \
+      size_t count)                                                                     \
+    X(cuMemHostRegister_v2, void* address, size_t size, unsigned flags)                 \
+    X(cuMemHostUnregister, void* address)                                               \
+    X(cuMemcpyDtoHAsync_v2, void* to, DevicePtr from, size_t size, Stream stream)       \
+    X(cuMemcpyHtoDAsync_v2, DevicePtr to, const void* from, size_t size, Stream stream) \
+    X(cuStreamCreate, Stream* stream, unsigned flags)                                   \
+    X(cuStreamDestroy_v2, Stream stream)                                                \
+    X(cuStreamSynchronize, Stream stream)                                               \
+    X(cuEventCreate, Event* event, unsigned flags)                                      \
+    X(cuEventRecord, Event event, Stream stream)                                        \
+    X(cuEventSynchronize, Event event)                                                  \
     X(cuEventDestroy_v2, Event event)
 
 struct Driver {
@@ -120,12 +134,12 @@ class CudaError : public std::runtime_error {
 // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)", or the number where there is no driver to ask.
 std::string describe(Result code);
 
-#define TORCHMIG_CUDA_CHECK(expression)                                                            \
-    do {                                                                                           \
-        const ::torchmig::cuda::Result result_ = (expression);                                     \
-        if (result_ != ::torchmig::cuda::kSuccess) {                                               \
-            throw ::torchmig::cuda::CudaError(result_, #expression, __FILE__, __LINE__);           \
-        }                                                                                          \
+#define TORCHMIG_CUDA_CHECK(expression)                                                  \
+    do {                                                                                 \
+        const ::torchmig::cuda::Result result_ = (expression);                           \
+        if (result_ != ::torchmig::cuda::kSuccess) {                                     \
+            throw ::torchmig::cuda::CudaError(result_, #expression, __FILE__, __LINE__); \
+        }                                                                                \
     } while (false)
 
 }  // namespace torchmig::cuda

@@ -24,8 +24,12 @@ MappedMemory::MappedMemory(size_t size, int fd, off_t offset) : whole_(size + kH
     const auto raw = reinterpret_cast<uintptr_t>(start_);
     const uintptr_t aligned = (raw + kHugePageBytes - 1) & ~(kHugePageBytes - 1);
     const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-    void* const got = mmap(reinterpret_cast<void*>(aligned), size, PROT_READ | PROT_WRITE,
-                           kind | MAP_FIXED, fd, offset);
+    void* const got = mmap(reinterpret_cast<void*>(aligned),
+                           size,
+                           PROT_READ | PROT_WRITE,
+                           kind | MAP_FIXED,
+                           fd,
+                           offset);
     if (got == MAP_FAILED) {
         const int error = errno;
         munmap(start_, whole_);

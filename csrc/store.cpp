@@ -11,9 +11,9 @@ namespace torchmig {
 
 namespace {
 
-// A wait asks again and again whether the keys are there, so that between two questions the rank can
-// park and the connection can be dropped. The pause grows: a key that comes soon is seen soon, and
-// thousands of ranks that wait for long do not keep the server busy.
+// A wait asks again and again whether the keys are there, so that between two questions the rank
+// can park and the connection can be dropped. The pause grows: a key that comes soon is seen soon,
+// and thousands of ranks that wait for long do not keep the server busy.
 constexpr std::chrono::milliseconds kFirstPause{1};
 constexpr std::chrono::milliseconds kLongestPause{200};
 
@@ -116,7 +116,9 @@ int64_t ReconnectableStore::getNumKeys() {
     return connection_->with([&](c10d::Store& store) { return store.getNumKeys(); });
 }
 
-void ReconnectableStore::wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
+void ReconnectableStore::wait(const std::vector<std::string>& keys) {
+    wait(keys, timeout_);
+}
 
 void ReconnectableStore::wait(const std::vector<std::string>& keys,
                               const std::chrono::milliseconds& timeout) {

@@ -1,9 +1,8 @@
 // A key-value store whose connection can be dropped and made anew.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <memory>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 namespace torchmig {
 

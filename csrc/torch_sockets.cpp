@@ -65,7 +65,7 @@ std::string target_of(int fd) {
 
 // The inode of a TCP socket (0 for anything else): unix sockets are dumped as they are.
 uint64_t inet_inode(int fd) {
-    struct stat status {};
+    struct stat status{};
     if (fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode)) {
         return 0;
     }

@@ -30,8 +30,9 @@ std::vector<uint64_t> torch_socket_inodes();
 // Torch's sockets that are still open: file descriptors.
 std::vector<int> open_torch_sockets();
 
-// Puts a silent eventfd in the place of each of torch's sockets that is still open, so that finished
-// Works which a script still holds keep their descriptors but no connection. Returns how many.
+// Puts a silent eventfd in the place of each of torch's sockets that is still open, so that
+// finished Works which a script still holds keep their descriptors but no connection. Returns how
+// many.
 int neutralise_torch_sockets();
 
 // True if no connection of torch's has bytes under way or has moved any since the last call, and

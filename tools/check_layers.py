@@ -43,7 +43,7 @@ LAYERS: dict[str, Layer] = {
     "cut": Layer(("errors",)),
     "worker": Layer(("errors", "_C"), ("torch",)),
     "store": Layer(("errors", "units"), ("minio", "urllib3")),
-    "repo": Layer(("errors", "units", "store"), ("blake3", "msgpack", "zstandard")),
+    "repo": Layer(("errors", "units", "store"), ("blake3", "msgpack", "numpy", "zstandard")),
     "capture": Layer(
         (*BASE, "_C", "store", "repo"),
         ("blake3", "google", "msgpack", "pycriu", "pynvml", "torch", "zstandard"),

@@ -21,8 +21,8 @@ using cuda::Result;
 using MulticastCreate = Result (*)(Handle*, const void*);
 MulticastCreate real_multicast_create = nullptr;
 
-Result address_reserve(DevicePtr* out, size_t size, size_t align, DevicePtr at,
-                       unsigned long long flags) {
+Result address_reserve(
+    DevicePtr* out, size_t size, size_t align, DevicePtr at, unsigned long long flags) {
     const Driver& cuda = *cuda::driver();
     Device device = 0;
     uintptr_t address = 0;
@@ -42,7 +42,9 @@ Result address_free(DevicePtr address, size_t size) {
     return cuda::driver()->cuMemAddressFree(address, size);
 }
 
-Result create(Handle* handle, size_t size, const AllocationProperties* properties,
+Result create(Handle* handle,
+              size_t size,
+              const AllocationProperties* properties,
               unsigned long long flags) {
     const bool shareable = properties->requested_handle_types != 0;
     if (shareable) {
@@ -60,8 +62,7 @@ Result release(Handle handle) {
                                          : cuda::driver()->cuMemRelease(handle);
 }
 
-Result map(DevicePtr address, size_t size, size_t offset, Handle handle,
-           unsigned long long flags) {
+Result map(DevicePtr address, size_t size, size_t offset, Handle handle, unsigned long long flags) {
     return live_arena()->is_ours(handle)
                ? live_arena()->map(address, size, offset, handle)
                : cuda::driver()->cuMemMap(address, size, offset, handle, flags);

@@ -29,11 +29,11 @@ Function runtime(const char* name) {
     return reinterpret_cast<Function>(torchmig::preload::runtime_function(name));
 }
 
-#define TORCHMIG_REAL(name, ...)                                                                   \
-    using Function = RuntimeError (*)(__VA_ARGS__);                                                \
-    static const Function real = runtime<Function>(#name);                                         \
-    if (real == nullptr) {                                                                         \
-        return kNoRuntime;                                                                         \
+#define TORCHMIG_REAL(name, ...)                           \
+    using Function = RuntimeError (*)(__VA_ARGS__);        \
+    static const Function real = runtime<Function>(#name); \
+    if (real == nullptr) {                                 \
+        return kNoRuntime;                                 \
     }
 
 RuntimeError free_by_runtime(void* address) {
@@ -64,7 +64,8 @@ TORCHMIG_HOOK RuntimeError cudaMalloc(void** out, size_t size) {
         return result;
     }
     if (!live_arena()->usable()) {
-        std::fprintf(stderr, "torchmig: GPU memory is not in the arena: %s\n",
+        std::fprintf(stderr,
+                     "torchmig: GPU memory is not in the arena: %s\n",
                      live_arena()->why_unusable().c_str());
         return real(out, size);
     }
@@ -83,8 +84,10 @@ TORCHMIG_HOOK RuntimeError cudaFree(void* address) {
     return free_by_runtime(address);
 }
 
-TORCHMIG_HOOK RuntimeError cudaGetDriverEntryPoint(const char* name, void** function,
-                                                   unsigned long long flags, int* found) {
+TORCHMIG_HOOK RuntimeError cudaGetDriverEntryPoint(const char* name,
+                                                   void** function,
+                                                   unsigned long long flags,
+                                                   int* found) {
     TORCHMIG_REAL(cudaGetDriverEntryPoint, const char*, void**, unsigned long long, int*)
     const RuntimeError result = real(name, function, flags, found);
     if (result == kSuccess && is_allocator(__builtin_return_address(0))) {
@@ -93,11 +96,10 @@ TORCHMIG_HOOK RuntimeError cudaGetDriverEntryPoint(const char* name, void** func
     return result;
 }
 
-TORCHMIG_HOOK RuntimeError cudaGetDriverEntryPointByVersion(const char* name, void** function,
-                                                            unsigned version,
-                                                            unsigned long long flags, int* found) {
-    TORCHMIG_REAL(cudaGetDriverEntryPointByVersion, const char*, void**, unsigned,
-                  unsigned long long, int*)
+TORCHMIG_HOOK RuntimeError cudaGetDriverEntryPointByVersion(
+    const char* name, void** function, unsigned version, unsigned long long flags, int* found) {
+    TORCHMIG_REAL(
+        cudaGetDriverEntryPointByVersion, const char*, void**, unsigned, unsigned long long, int*)
     const RuntimeError result = real(name, function, version, flags, found);
     if (result == kSuccess && is_allocator(__builtin_return_address(0))) {
         *function = torchmig::preload::driver_entry(name, *function);
@@ -130,10 +132,10 @@ TORCHMIG_HOOK RuntimeError cudaMallocAsync(void** out, size_t size, void* stream
 
 TORCHMIG_HOOK RuntimeError cudaIpcGetMemHandle(void* handle, void* address) {
     TORCHMIG_REAL(cudaIpcGetMemHandle, void*, void*)
-    if (live_arena() != nullptr &&
-        live_arena()->contains(reinterpret_cast<uintptr_t>(address))) {
-        std::fprintf(stderr, "torchmig: CUDA tensors cannot be shared with other processes from "
-                             "the arena; run torchmig-run with --no-arena\n");
+    if (live_arena() != nullptr && live_arena()->contains(reinterpret_cast<uintptr_t>(address))) {
+        std::fprintf(stderr,
+                     "torchmig: CUDA tensors cannot be shared with other processes from "
+                     "the arena; run torchmig-run with --no-arena\n");
         return torchmig::cuda::kNotSupported;
     }
     note(Seen::kIpcExport);

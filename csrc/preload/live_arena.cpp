@@ -80,8 +80,15 @@ int nccl_socket(uint64_t inode) {
     return is_nccl_socket(inode) ? 1 : 0;
 }
 
-constexpr ArenaAbi kAbi{kArenaAbiVersion, detach, attach, detached, mappings, physical_bytes,
-                        why_unusable,     seen,   nccl_socket};
+constexpr ArenaAbi kAbi{kArenaAbiVersion,
+                        detach,
+                        attach,
+                        detached,
+                        mappings,
+                        physical_bytes,
+                        why_unusable,
+                        seen,
+                        nccl_socket};
 
 }  // namespace
 

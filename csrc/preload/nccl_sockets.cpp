@@ -18,7 +18,7 @@ std::array<std::atomic<uint64_t>, 8192> inodes;
 std::atomic<size_t> next_slot{0};
 
 int remember(int fd, const void* caller) {
-    struct stat status {};
+    struct stat status{};
     if (fd >= 0 && is_nccl(caller) && fstat(fd, &status) == 0) {
         inodes[next_slot.fetch_add(1) % inodes.size()] = status.st_ino;
     }

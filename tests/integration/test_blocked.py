@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from running import JOBS, Run, by_rank, unbroken
+from running import JOBS, Run, by_rank, torchmig, unbroken
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
@@ -38,3 +38,16 @@ def test_sleep_goes_on_after_the_restore(tmp_path):
     assert again.process.poll() is None
     assert again.signal(signal.SIGTERM).wait() != 0
     assert " end " not in run.text + again.text
+
+
+def test_explain_names_the_rank_that_is_waited_for(tmp_path):
+    script = (JOBS / "blocked.py", "before", "12")
+    run = Run(tmp_path, "--nproc-per-node=2", "--deadline=60s", f"--job={tmp_path.name}", *script)
+    run.wait_for(r"^rank 0 is busy").signal(signal.SIGUSR2)
+    run.wait_for("preflight")
+    text = ""
+    while "rank 0" not in text:
+        assert run.process.poll() is None
+        text = torchmig("explain", tmp_path.name).stdout
+    assert "time.sleep(SECONDS)" in text
+    assert run.wait() == 85

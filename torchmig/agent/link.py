@@ -45,6 +45,7 @@ class RankLink:
         self._listener: socket.socket | None = None
         self._socket: socket.socket | None = None
         self._sequence = 0
+        self._calls = 0
         self._standing: Order | None = None  # for a rank that has not connected yet
         self.ended = False
 
@@ -117,14 +118,9 @@ class RankLink:
             RankGoneError: The rank has ended.
         """
         with self._call_lock:
-            self._drain()
-            self._send(f"call {name} {json.dumps(request)}")
-            try:
-                answer = self._answers.get(timeout=timeout_seconds)
-            except queue.Empty:
-                raise DeadlineMissedError(
-                    f"rank {self.rank} did not answer '{name}' within {timeout_seconds:g} s"
-                ) from None
+            self._calls += 1
+            self._send(f"call {self._calls} {name} {json.dumps(request)}")
+            answer = self._answer_to(self._calls, name, timeout_seconds)
         if answer is None:
             raise RankGoneError(f"rank {self.rank} ended while it was asked for '{name}'")
         if answer["type"] == "error":
@@ -162,12 +158,20 @@ class RankLink:
             except OSError as error:
                 raise RankGoneError(f"rank {self.rank} is gone: {error}") from error
 
-    def _drain(self) -> None:
+    def _answer_to(self, number: int, name: str, timeout_seconds: float) -> dict[str, Any] | None:
+        """Return the answer to a call, None if the rank has gone; late answers are dropped."""
+        deadline = time.monotonic() + timeout_seconds
         while True:
             try:
-                self._answers.get_nowait()
+                answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                return
+                raise DeadlineMissedError(
+                    f"rank {self.rank} did not answer '{name}' within {timeout_seconds:g} s"
+                ) from None
+            if answer is not None and answer["number"] == number:
+                return answer
+            if answer is None and self._gone.is_set():
+                return None
 
     def _serve(self, listener: socket.socket) -> None:
         try:

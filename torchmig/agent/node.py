@@ -36,6 +36,7 @@ from torchmig.repo.manifest import decode_manifest
 log = logging.getLogger(__name__)
 
 RECONNECT_SECONDS = 60.0
+STACK_SECONDS = 5.0  # a rank that holds the GIL in native code cannot answer
 
 
 class Stage(Enum):
@@ -70,12 +71,13 @@ class Rank:
 
     def end(self) -> None:
         """End the process and give the folder up; may be called twice."""
+        if self.lock < 0:
+            return  # the folder may be another agent's by now
         self.process.kill()
         self.link.close()
         self.gpu.close()
-        if self.lock >= 0:
-            os.close(self.lock)
-            self.lock = -1
+        os.close(self.lock)
+        self.lock = -1
 
     @property
     def images(self) -> Path:
@@ -126,7 +128,8 @@ class Node:
         """
         if self.unfit:
             raise HostUnfitError(self.unfit)
-        if any(_uses_gpu(rank.process.pid) for rank in self.ranks):
+        uses_gpu = any(_uses_gpu(rank.process.pid) for rank in self.ranks)
+        if uses_gpu:
             gpus.require_driver()
             unfit = environment.unfit(os.environ)
             if unfit:
@@ -139,7 +142,7 @@ class Node:
                 f"cannot checkpoint on {self.host}: the images need up to {need} bytes and "
                 f"'{folder}' has {free} free; make room or set '--work-dir'"
             )
-        return {"resident_bytes": need}
+        return {"resident_bytes": need, "uses_gpu": uses_gpu}
 
     def orders(self, packed: Any) -> None:
         """Hand orders of the cut to the ranks that they are for."""
@@ -168,15 +171,25 @@ class Node:
             lambda rank: (rank.rank, rank.link.call(name, request, timeout_seconds)), self.ranks
         )
 
-    def capture(self) -> list[dict[str, Any]]:
+    def capture(self, depot: dict[str, Any]) -> list[dict[str, Any]]:
         """Bring the GPU memory of all ranks into staging and give their GPUs free."""
         self.frozen.set()
-        self._each(lambda rank: rank.gpu.capture(rank.link), self.ranks)
+        self._each(lambda rank: rank.gpu.capture(rank.link, Depot.from_dict(depot)), self.ranks)
         rank_gpu.suspend([(rank.gpu, rank.process.tree()) for rank in self.ranks])
         return [
             {"rank": rank.rank, "live_bytes": rank.gpu.live_bytes, "seconds": rank.gpu.seconds}
             for rank in self.ranks
         ]
+
+    def stacks(self) -> list[tuple[int, str]]:
+        """Return the Python stack of each rank's main thread, or why there is none."""
+        found = []
+        for rank in self.ranks:
+            try:
+                found.append((rank.rank, rank.link.call("stack", timeout_seconds=STACK_SECONDS)))
+            except TorchmigError as error:
+                found.append((rank.rank, f"no stack: {error}"))
+        return found
 
     def refused(self) -> list[str]:
         """Return what keeps the ranks, which stand at the cut, from being dumped or restored."""
@@ -273,6 +286,9 @@ class Node:
 
     def warm_staging(self, staging_bytes: int | None) -> None:
         """Find memory for what a checkpoint will copy from GPUs, in the background."""
+        for rank in self.ranks:
+            if staging_bytes is not None:
+                rank.gpu.limit_bytes = staging_bytes // len(self.ranks)
         self._warmer = rank_gpu.warm([rank.gpu for rank in self.ranks], staging_bytes)
 
     def refill(self) -> None:
@@ -356,6 +372,7 @@ _SERVED = {
     "call",
     "capture",
     "refused",
+    "stacks",
     "dump",
     "save",
     "keep",

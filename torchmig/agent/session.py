@@ -8,7 +8,6 @@ import json
 import logging
 import queue
 import secrets
-import shutil
 import socket
 import threading
 import time
@@ -33,6 +32,7 @@ from torchmig.repo import Depot, JobName
 log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 60.0
+EXPLAIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,16 @@ class Session:
 
     def explain(self) -> str:
         """Return who waits where while a request is pending."""
+        if self._channel is not None:
+            return str(self._channel.call("explain", timeout_seconds=EXPLAIN_SECONDS))
         request = self.request
         if request is None or request.planner is None:
             return f"no request is pending for job '{self.meeting.job}'"
-        return request.planner.explain(time.monotonic())
+        text = request.planner.explain(time.monotonic())
+        for handle in self._all_nodes():
+            for rank, stack in handle.call("stacks"):
+                text += f"\n\nrank {rank}:\n{stack}"
+        return text
 
     def close(self) -> None:
         """Give up the connections and the ranks, which the launcher has ended or given up."""
@@ -239,7 +245,7 @@ class Session:
         if self.node is None:
             return
         for rank in self.node.ranks:
-            shutil.rmtree(rank.folder.path, ignore_errors=True)
+            rank.folder.remove()
         with contextlib.suppress(OSError):  # not empty: another agent of the job is still here
             self.node.ranks[0].folder.path.parent.rmdir()
 
@@ -321,6 +327,8 @@ class Session:
         if method == "reports":
             self.reports.put(unpack_reports(arguments["packed"]))
             return None
+        if method == "explain":
+            return self.explain()
         if method == "ask":
             outcome = self.ask(Kind(arguments["kind"]), arguments["deadline_seconds"]).result()
             return {"snapshot": outcome.snapshot, "times": outcome.times, "sizes": outcome.sizes}

@@ -7,7 +7,9 @@ import threading
 from types import FrameType
 
 from torchmig import _C
-from torchmig.worker import graphs, groups, rendezvous, steps
+from torchmig.worker import graphs, groups, phases, rendezvous, steps
+
+__all__ = ["enter", "phases"]  # phases: loaded here, since the control thread must not import
 
 # The agent's request pokes the main thread with this signal when nothing else stops it. Real-time
 # signals are what scripts and libraries use least.

@@ -1,7 +1,9 @@
 """Follows process groups as a script makes them, so that the gate knows their names and members."""
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -16,9 +18,9 @@ def install() -> None:
     _wrap_everywhere("init_process_group", _init)
     _wrap_everywhere("destroy_process_group", _destroy)
     _wrap(c10d, "_new_process_group_helper", _make)
-    for name in ("_new_group_with_tag", "split_group"):
-        if hasattr(c10d, name):
-            _wrap_everywhere(name, _bracket)
+    _wrap_everywhere("_new_group_with_tag", _new_group)
+    if hasattr(c10d, "split_group"):
+        _wrap_everywhere("split_group", _split_group)
     if hasattr(c10d, "ProcessGroupGloo"):
         _wrap(c10d.ProcessGroupGloo, "__init__", watch_construction)
     _wrap(dist.ProcessGroup, "_start_coalescing", _start_coalescing)
@@ -51,13 +53,31 @@ def _wrap_everywhere(name: str, around: Callable[..., Any]) -> None:
 def _init(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("store") is not None:
         kwargs["store"] = rendezvous.wrap(kwargs["store"])
-    return _bracket(original, *args, **kwargs)
-
-
-def _bracket(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _C.create_begin()
-    try:
+    with _making([]):
         return original(*args, **kwargs)
+
+
+def _new_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(original).bind_partial(*args, **kwargs).arguments
+    # Otherwise the whole job has to make a group, those who will not be in it as well.
+    only_members = given.get("use_local_synchronization", False)
+    with _making(sorted(given.get("ranks") or []) if only_members else []):
+        return original(*args, **kwargs)
+
+
+def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(original).bind_partial(*args, **kwargs).arguments
+    parent = given.get("parent_pg")
+    with _making(dist.get_process_group_ranks(parent) if parent is not None else []):
+        return original(*args, **kwargs)
+
+
+@contextmanager
+def _making(ranks: list[int]) -> Iterator[None]:
+    """Count the making of a group that `ranks` must all take part in; empty for the whole job."""
+    _C.create_begin(ranks)
+    try:
+        yield
     finally:
         _C.create_end()
 
