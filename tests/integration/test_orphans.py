@@ -176,3 +176,30 @@ def test_the_agent_is_told_to_end(tmp_path):
     run = start(tmp_path).wait_for_step(1).signal(signal.SIGTERM)
     assert run.wait() == 1
     assert_nothing_left(tmp_path)
+
+
+def test_what_a_killed_agent_leaves_in_files_is_removed_by_the_next_one(tmp_path):
+    runtime = tmp_path / "runtime"
+    options = (f"--runtime-dir={runtime}", JOBS / "report.py", "wait")
+    killed = run_marked(tmp_path, "--job=killed", *options).wait_for("rank 0 waits")
+    running = run_marked(tmp_path, "--job=running", *options).wait_for("rank 0 waits")
+    killed.signal(signal.SIGKILL)
+    killed.process.wait()
+    assert (runtime / "killed" / "rank-0" / "stdout").exists()
+
+    third = run_marked(tmp_path, "--job=third", *options).wait_for("rank 0 waits")
+    assert sorted(folder.name for folder in runtime.iterdir()) == ["running", "third"]
+    assert (runtime / "running" / "rank-0" / "ctl").exists()
+    for run in (running, third):
+        assert run.signal(signal.SIGTERM).wait() == 1
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_restore_right_after_the_commit(tmp_path):
+    """While the agent that has suspended the job is still on its way out."""
+    run = run_marked(tmp_path, f"--job={tmp_path.name}", JOBS / "single.py", "60", "training")
+    run.wait_for_step(5)
+    torchmig("suspend", tmp_path.name)
+    again = run_marked(tmp_path, "--restore=latest").finish()
+    assert run.wait() == 85
+    assert by_rank(run.text, again.text) == unbroken(1, "single.py", "60", "training")

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch.distributed import run as torchrun
 
 from torchmig.agent.elastic import describe_launch
-from torchmig.agent.ranks import RankProcess
+from torchmig.agent.ranks import RankProcess, sweep
 from torchmig.agent.session import Settings
 from torchmig.config import Group, add_options
 from torchmig.criu import Criu, find_criu, load_pycriu
@@ -156,6 +156,7 @@ def _require_own_ranks(arguments: argparse.Namespace) -> None:
             "name another with '--runtime-dir'"
         ) from error
     RankProcess().kill()  # tried, because what a kernel or a container allows is written nowhere
+    sweep(folder)
 
 
 def _job_name(arguments: argparse.Namespace) -> str:

@@ -1,9 +1,11 @@
 """Rank processes of a node: each under a rank-init in a PID namespace of its own."""
 
+import contextlib
 import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +20,23 @@ from torchmig.agent import rankinit
 from torchmig.errors import HostUnfitError, RepositoryLockedError, TorchmigError
 
 START_TIMEOUT_SECONDS = 30.0
+
+
+def sweep(runtime_dir: Path) -> None:
+    """Remove what agents that were killed have left: their ranks are gone with them."""
+    for lock in runtime_dir.glob("*/rank-*/lock"):
+        RankFolder(lock.parent).remove()
+    for path in runtime_dir.glob("*/agent-*.sock"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            try:
+                connection.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                pass  # removed meanwhile, or not ours to use
+    for folder in runtime_dir.glob("*"):
+        with contextlib.suppress(OSError):  # not empty: the job is running
+            folder.rmdir()
 
 
 @dataclass(frozen=True)
@@ -50,16 +69,41 @@ class RankFolder:
         Raises:
             RepositoryLockedError: A running job has it.
         """
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                fd = self._lock()
+            except FileNotFoundError:
+                continue  # removed at this moment by an agent that has ended
+            if fd is None:
+                raise RepositoryLockedError(
+                    f"cannot start rank in '{self.path}': a job of this name runs here already; "
+                    "end or suspend it first, or start this one under another '--job'"
+                )
+            return fd
+
+    def remove(self) -> None:
+        """Remove the folder, unless an agent has it; the one of a restored job, for example."""
+        with contextlib.suppress(FileNotFoundError):
+            fd = self._lock()
+            if fd is not None:
+                shutil.rmtree(self.path, ignore_errors=True)
+                os.close(fd)
+
+    def _lock(self) -> int | None:
+        """Return a descriptor that holds the lock, None if another one does."""
+        path = self.path / "lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino != os.fstat(fd).st_ino:
+                raise FileNotFoundError(path)  # locked, but removed in between
         except BlockingIOError:
             os.close(fd)
-            raise RepositoryLockedError(
-                f"cannot start rank in '{self.path}': a job of this name runs here already; "
-                "end or suspend it first, or start this one under another '--job'"
-            ) from None
+            return None
+        except FileNotFoundError:
+            os.close(fd)
+            raise
         return fd
 
 
