@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -304,3 +305,62 @@ def test_a_file_that_is_too_short(repo, tmp_path):
     for size in (5 * MIB + 1, 6 * MIB, 50 * MIB):
         with pytest.raises(TorchmigError, match=r"ends before|shorter"):
             store(size)
+
+
+def threads():
+    return [each.name for each in threading.enumerate() if each.name.startswith("torchmig")]
+
+
+def test_threads_live_inside_the_blocks_only(repo):
+    """So that the process may fork whenever no block is open."""
+    content = random.Random(9).randbytes(80 * MIB)
+    with repo.writer() as writer:
+        assert threads()
+        stream = writer.stream("s", "host-pages")
+        stream.write(0, content)
+        done = stream.close()
+    assert threads() == []
+    with repo.reader() as reader:
+        assert threads() == []
+        chunks = reader.chunks(done)
+        next(chunks)
+        assert threads()
+        chunks.close()  # given up halfway
+        assert threads() == []
+        assert b"".join(bytes(chunk) for _, chunk in reader.chunks(done)) == content
+    assert threads() == []
+
+
+def test_several_threads_write_and_read_at_once(repo):
+    contents = [random.Random(n).randbytes(3 * MIB + n) for n in range(6)]
+    done, failures = {}, []
+
+    def work(number):
+        try:
+            stream = writer.stream(f"s{number}", "file")
+            for at in range(0, len(contents[number]), 100_000):
+                stream.write(at, contents[number][at : at + 100_000])
+            done[number] = stream.close()
+        except Exception as error:  # noqa: BLE001  (shown below)
+            failures.append(error)
+
+    def read(number):
+        try:
+            assert reader.read(done[number]) == contents[number]
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    def side_by_side(action):
+        running = [threading.Thread(target=action, args=(number,)) for number in range(6)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+
+    with repo.writer() as writer:
+        side_by_side(work)
+    with repo.reader() as reader:
+        side_by_side(read)
+    assert failures == []
+    assert len(done) == 6
+    assert writer.stats.new_bytes == sum(map(len, contents))
