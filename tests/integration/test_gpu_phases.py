@@ -28,9 +28,10 @@ def program(tmp_path):
     return path
 
 
-def start(folder, program, ranks, *options, **faults):
+def start(folder, program, ranks, *options, megabytes=None, **faults):
     env = {f"STAND_IN_{name.upper()}": fault for name, fault in faults.items()}
-    job = () if any("--restore" in option for option in options) else (JOB, STEPS)
+    restores = any("--restore" in option for option in options)
+    job = () if restores else (JOB, STEPS, *filter(None, [megabytes]))
     ranks = () if not job else (f"--nproc-per-node={ranks}",)
     return Run(folder, *ranks, *options, *job, program=program, env=env)
 
@@ -63,7 +64,7 @@ def test_a_checkpoint_goes_on_with_its_memory(tmp_path, program):
     [
         ({"fault": "lock"}, "the driver cannot lock process"),
         ({"fault": "checkpoint"}, "the driver cannot checkpoint process"),
-        ({"fault": "staging"}, "staging can have 0 B more"),
+        ({"fault": "staging"}, "staging can have 0 B of this host"),
         ({"job_fault": "copy_out"}, "the stand-in does not copy"),
         ({"job_fault": "refused"}, "rank 0: it uses managed memory"),
     ],
@@ -74,6 +75,22 @@ def test_after_a_failure_the_job_trains_on(tmp_path, program, faults, reason):
     run.signal(signal.SIGUSR2).wait_for(reason)
     assert by_rank(run.finish().text) == unbroken(2, JOB, STEPS)
     assert snapshots(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_staging_smaller_than_the_memory_is_gone_through(tmp_path, program, number):
+    run = start(tmp_path, program, 1, "--staging=64M", megabytes="100").wait_for_step(5)
+    run.signal(number).wait_for("more than staging holds")
+    reference = unbroken(1, JOB, STEPS, "100")
+    if number == signal.SIGUSR1:
+        assert by_rank(run.finish().text) == reference
+        again = start(tmp_path, program, 1, "--restore=latest", "--staging=64M").finish()
+        lines = by_rank(again.text)[0]
+        assert lines == reference[0][-len(lines) :]
+    else:
+        assert run.wait() == 85, run.errors
+        again = start(tmp_path, program, 1, "--restore=latest", "--staging=64M").finish()
+        assert by_rank(run.text, again.text) == reference
 
 
 def test_memory_that_does_not_come_back_at_first_comes_back(tmp_path, program):

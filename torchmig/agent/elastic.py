@@ -175,6 +175,7 @@ class Agent(LocalElasticAgent):
             session._on_report,
             session.on_rank_ended,
             settings.gpus,
+            settings.staging_bytes,
         )
 
     def _wake(self, worker_group: Any, session: Session, manifest: Manifest) -> None:

@@ -7,11 +7,12 @@ GPU goes through all of it without a step, and no driver is looked for.
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from torchmig.agent.link import RankLink
@@ -21,15 +22,26 @@ from torchmig.capture.device.environment import has_gpu
 from torchmig.capture.device.staging import Staging, available_bytes, default_size
 from torchmig.capture.device.windows import PIECE_BYTES, Block, Piece, windows
 from torchmig.errors import HostUnfitError, SnapshotUnfitError
-from torchmig.repo import RankSection, Reader, Stream, Writer
+from torchmig.repo import Depot, RankSection, Reader, Repository, Stream, Writer
 from torchmig.units import format_size
 
 log = logging.getLogger(__name__)
 
 COPY_SECONDS = 600.0
 WARM_EVERY_SECONDS = 5.0
+SMALLEST_WINDOW_BYTES = 64 << 20
 CONTEXT_BYTES = 1 << 30  # what a process takes on a GPU besides the allocator's memory
 STATE = "gpu"  # key in a rank's section
+
+
+Reading: TypeAlias = Callable[[], AbstractContextManager[Reader]]
+
+
+@contextmanager
+def _reading_new(depot: Depot) -> Iterator[Reader]:
+    """Give a reader of what has been written and not committed."""
+    with Repository.open(depot.cache or depot.address) as repo, repo.reader() as reader:
+        yield reader
 
 
 class GpuStage(Enum):
@@ -49,7 +61,10 @@ class RankGpu:
     stage: GpuStage = GpuStage.IN_PLACE
     facts: dict[str, Any] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    windows: list[list[Piece]] = field(default_factory=list)  # several where staging is too small
+    limit_bytes: int | None = None  # of staging, where the user has set one
+    # Where the bytes are that staging does not hold: how to read there, and the streams.
+    spilled: tuple[Reading, list[Stream]] | None = None
     pids: list[int] = field(default_factory=list)  # what the driver has taken
     gpu_map: Mapping[UUID, UUID] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -64,8 +79,14 @@ class RankGpu:
         """How much is kept."""
         return sum(block.size_bytes for block in self.blocks)
 
-    def capture(self, link: RankLink) -> None:
-        """Copy what lives to staging and give the rank's GPU memory back."""
+    def capture(self, link: RankLink, depot: Depot) -> None:
+        """Copy what lives to staging and give the rank's GPU memory back.
+
+        Args:
+            link: To the rank.
+            depot: Takes the bytes at once where staging cannot hold them all.
+        """
+        self.spilled = None
         self.facts = link.call("device_describe")
         self.seconds = {}
         if not self.in_use:
@@ -81,27 +102,65 @@ class RankGpu:
         begun = time.monotonic()
         self.blocks = [Block(*block) for block in link.call("device_live")]
         self._make_room()
-        self._copy(link, out=True)
+        if len(self.windows) > 1:
+            self._spill(link, depot)
+        else:
+            self._copy(link, self.pieces, out=True)
         self.seconds["copy_out"] = time.monotonic() - begun
         # From here on staging has what the device may have lost, also when this fails half way.
         self.stage = GpuStage.OUT
         link.call("device_release", timeout_seconds=COPY_SECONDS)
 
+    @property
+    def pieces(self) -> list[Piece]:
+        """What staging holds, where it holds everything."""
+        return self.windows[0] if self.windows else []
+
     def _make_room(self) -> None:
+        """Lay the blocks out in staging: in one window where memory allows, else in several."""
         room = 2 * PIECE_BYTES + sum(-(-block.size_bytes // 512) * 512 for block in self.blocks)
-        missing = room - self.staging.touched_bytes
-        if missing > available_bytes():
+        most = self.staging.touched_bytes + available_bytes()
+        if self.limit_bytes is not None:
+            most = min(most, self.limit_bytes)
+        if most < min(room, SMALLEST_WINDOW_BYTES):
             raise HostUnfitError(
                 f"cannot checkpoint: {format_size(self.live_bytes)} on GPUs are to be kept and "
-                f"staging can have {format_size(available_bytes())} more of this host's memory; "
-                "free some, or run fewer ranks a host"
+                f"staging can have {format_size(most)} of this host's memory; free some, or give "
+                f"'--staging' at least {format_size(SMALLEST_WINDOW_BYTES)} a rank"
             )
-        self.staging.grow(room)
-        self.pieces = [piece for window in windows(self.blocks, room) for piece in window]
+        size = min(room, most)
+        self.staging.grow(size)
+        self.windows = list(windows(self.blocks, size))
 
-    def _copy(self, link: RankLink, *, out: bool) -> None:
+    def _spill(self, link: RankLink, depot: Depot) -> None:
+        log.warning(
+            "rank %d keeps %s on GPUs, more than staging holds: its GPUs are busy until that is "
+            "stored; give '--staging' more",
+            link.rank,
+            format_size(self.live_bytes),
+        )
+        with self.staging.view() as view, depot.writing() as writer:
+            spill = gpu_blocks.Spill(writer, self.blocks, f"rank-{link.rank}/")
+            for window in self.windows:
+                self._copy(link, window, out=True)
+                spill.add(window, view)
+            streams = spill.close()
+        self.spilled = (lambda: _reading_new(depot), streams)
+
+    def _bring_spilled(self, link: RankLink) -> None:
+        assert self.spilled is not None
+        reading, streams = self.spilled
+        with reading() as reader:
+            for window in self.windows:
+                self.staging.empty()
+                gpu_blocks.restore(
+                    reader, streams, self.blocks, window, self.staging.fd, f"rank-{link.rank}/"
+                )
+                self._copy(link, window, out=False)
+
+    def _copy(self, link: RankLink, pieces: Sequence[Piece], *, out: bool) -> None:
         flat = []
-        for piece in self.pieces:
+        for piece in pieces:
             block = self.blocks[piece.block]
             address = block.address + piece.block_offset
             flat.append([block.device, address, piece.size_bytes, piece.offset])
@@ -115,12 +174,17 @@ class RankGpu:
             return
         begun = time.monotonic()
         link.call("device_regain", timeout_seconds=COPY_SECONDS)
-        self._copy(link, out=False)
+        if self.spilled is not None:
+            self._bring_spilled(link)
+        else:
+            self._copy(link, self.pieces, out=False)
         self.seconds["copy_in"] = time.monotonic() - begun
         self.stage = GpuStage.IN_PLACE
 
     def store(self, writer: Writer, prefix: str) -> list[Stream]:
-        """Write what was captured into the repository."""
+        """Write what was captured into the repository, if it is not there yet."""
+        if self.spilled is not None:
+            return self.spilled[1]
         return gpu_blocks.store(writer, self.blocks, self.pieces, self.staging.fd, prefix)
 
     def state(self) -> dict[str, Any]:
@@ -129,14 +193,21 @@ class RankGpu:
             return {}
         return {"facts": self.facts, "blocks": gpu_blocks.to_state(self.blocks)}
 
-    def take(self, section: RankSection) -> None:
-        """Become what the section of a snapshot says; `load` brings the bytes."""
+    def take(self, section: RankSection, reading: Reading) -> None:
+        """Become what the section of a snapshot says; `load` brings the bytes.
+
+        Args:
+            section: The rank's.
+            reading: Opens a reader of the snapshot.
+        """
         state = section.state.get(STATE) or {}
         self.facts = state.get("facts", {})
         if not self.in_use:
             return
         self.blocks = gpu_blocks.from_state(state["blocks"])
         self._make_room()
+        if len(self.windows) > 1:
+            self.spilled = (reading, list(section.streams))
         self.stage = GpuStage.SUSPENDED
 
     def adopt(self, pids: Sequence[int], gpu_map: Mapping[UUID, UUID]) -> None:
@@ -146,8 +217,8 @@ class RankGpu:
             self.gpu_map = gpu_map
 
     def load(self, reader: Reader, streams: Sequence[Stream], prefix: str) -> None:
-        """Bring the bytes from the repository into staging."""
-        if self.in_use:
+        """Bring the bytes from the repository into staging, where it holds them all."""
+        if self.in_use and self.spilled is None:
             gpu_blocks.restore(reader, streams, self.blocks, self.pieces, self.staging.fd, prefix)
 
     def close(self) -> None:

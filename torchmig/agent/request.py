@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -32,7 +33,7 @@ from torchmig.errors import (
     TorchmigError,
 )
 from torchmig.progress import Progress
-from torchmig.repo import Depot, JobName, Manifest, RankSection
+from torchmig.repo import Depot, JobName, Manifest, RankSection, Repository
 
 log = logging.getLogger(__name__)
 
@@ -130,24 +131,30 @@ class Request:
         Raises:
             TorchmigError: The request has failed; the job goes on.
         """
-        try:
-            self.job.depot.prepare()
-            snapshot = self._phases()
-        except BaseException:
-            self._walk_back()
-            raise
+        # Held to the very end: the way back may need what has been written already.
+        with ExitStack() as held:
+            try:
+                self.job.depot.prepare()
+                snapshot = self._phases(held)
+            except BaseException:
+                self._walk_back()
+                raise
         return Outcome(snapshot, self.kind, self._times, self._sizes, self._on_node_only)
 
-    def _phases(self) -> str:
+    def _phases(self, held: ExitStack) -> str:
         phase = self.job.progress.phase
         with phase("preflight"):
-            self._every("preflight")
+            use_gpus = any(node["uses_gpu"] for node in self._every("preflight"))
         with phase("cut"):
             self._cut()
             self._refuse()
         self._times["t_cut"] = self._seconds()
         with phase("quiesce"):
             self._quiesce()
+        repository: Repository | None = None
+        if use_gpus:
+            # GPU memory that staging cannot hold is written at once.
+            repository = held.enter_context(self.job.depot.holding())
         with phase("capture"):
             self._capture()
         with phase("dump"):
@@ -161,11 +168,12 @@ class Request:
             self._times["stall"] = self._seconds() - self._times["t_cut"]
         # Held from before the first blob to the commit: no prune comes between the agents' writers
         # and the manifest that refers to what they wrote.
-        with self.job.depot.holding() as repository:
-            with phase("store"):
-                manifest = self._save()
-            with phase("commit"):
-                snapshot = repository.commit(manifest)
+        if repository is None:
+            repository = held.enter_context(self.job.depot.holding())
+        with phase("store"):
+            manifest = self._save()
+        with phase("commit"):
+            snapshot = repository.commit(manifest)
         if self.job.depot.cache is not None:
             self._upload(manifest)
         with phase("finish"):
@@ -240,7 +248,8 @@ class Request:
 
     def _capture(self) -> None:
         """Bring GPU memory into staging; the GPUs are free afterwards."""
-        captured = [rank for node in self._every("capture") for rank in node]
+        nodes = self._every("capture", depot=self.job.depot.to_dict())
+        captured = [rank for node in nodes for rank in node]
         self._sizes["gpu_bytes"] = sum(rank["live_bytes"] for rank in captured)
         for rank in captured:
             for step, seconds in rank["seconds"].items():

@@ -119,6 +119,7 @@ class SnapshotStarter:
     on_report: Callable[[Report], None]
     on_ended: Callable[[int], None]
     gpus: str | None = None  # where GPU ranks go, as `--gpus` has it
+    staging_bytes: int | None = None  # for all ranks of this node together
 
     @property
     def repo(self) -> str:
@@ -131,10 +132,12 @@ class SnapshotStarter:
         what = f"snapshot {self.manifest.id[:8]}"
         gpu_maps = rank_gpu.plan_restore(sections, self.gpus, what)
         locks = [RankFolder(Path(section.state["folder"])).claim() for section in sections]
+        if self.work_dir is not None:
+            Path(self.work_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
         work = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=self.work_dir))
         started: list[Rank] = []
         try:
-            rank_gpus = [self._gpu(section) for section in sections]
+            rank_gpus = [self._gpu(section, len(sections)) for section in sections]
             with ThreadPoolExecutor(max_workers=len(sections) + 1) as pool:
                 # GPU bytes flow into staging while CRIU restores.
                 loading = pool.submit(self._load, sections, rank_gpus)
@@ -161,9 +164,11 @@ class SnapshotStarter:
             shutil.rmtree(work, ignore_errors=True)
         return started
 
-    def _gpu(self, section: RankSection) -> RankGpu:
+    def _gpu(self, section: RankSection, ranks: int) -> RankGpu:
         gpu = new_gpu(RankFolder(Path(section.state["folder"])))
-        gpu.take(section)
+        if self.staging_bytes is not None:
+            gpu.limit_bytes = self.staging_bytes // ranks
+        gpu.take(section, lambda: self.depot.reading(self.manifest))
         return gpu
 
     def _load(self, sections: list[RankSection], rank_gpus: list[RankGpu]) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 
 from torchmig.agent import gpu as rank_gpu
+from torchmig.agent import node
 from torchmig.agent.main import main
 from torchmig.capture.device import driver, gpus
 from torchmig.capture.device.driver import DriverError, ProcessState
@@ -43,6 +44,7 @@ def gpu(index):
 
 gpus.list_gpus = lambda: [gpu(0), gpu(1)]
 gpus.driver_version = lambda: "580.0"
+node._uses_gpu = lambda _pid: True
 if FAULT == "staging":
     rank_gpu.available_bytes = lambda: 0
 

@@ -20,11 +20,15 @@ from torchmig.worker import device
 
 STEPS = int(sys.argv[1])
 FAULT = os.environ.get("STAND_IN_JOB_FAULT", "")
-SIZE = 20 << 20
+SIZE = max(20, int(sys.argv[2]) if len(sys.argv) > 2 else 0) << 20
 memory = ctypes.create_string_buffer(SIZE)
 base = ctypes.addressof(memory)
 rank = int(os.environ["LOCAL_RANK"])
-blocks = [(rank, base, 5 << 20), (rank, base + (6 << 20), 100), (rank, base + (7 << 20), 9 << 20)]
+blocks = [
+    (rank, base, 5 << 20),
+    (rank, base + (6 << 20), 100),
+    (rank, base + (7 << 20), SIZE - (11 << 20)),
+]
 faults = {"copy_out": True, "copy_in": True}
 
 

@@ -52,6 +52,29 @@ def store(
     return streams
 
 
+class Spill:
+    """Takes blocks into the repository window by window, where staging cannot hold them at once."""
+
+    def __init__(self, writer: Writer, blocks: Sequence[Block], prefix: str) -> None:
+        self._blocks = blocks
+        self._placed = place(blocks)
+        self._streams = {
+            device: writer.stream(f"{prefix}{GPU}{device}", Kind.GPU_BLOCK)
+            for device in sorted({block.device for block in blocks})
+        }
+
+    def add(self, window: Sequence[Piece], staging: memoryview) -> None:
+        """Take in what lies in staging; it may be overwritten after return."""
+        for piece in window:
+            start = self._placed[piece.block].stream_offset + piece.block_offset
+            data = staging[piece.offset : piece.offset + piece.size_bytes]
+            self._streams[self._blocks[piece.block].device].write(start, data)
+
+    def close(self) -> list[Stream]:
+        """End the streams and return what the manifest says of them."""
+        return [stream.close() for stream in self._streams.values()]
+
+
 def restore(
     reader: Reader,
     streams: Sequence[Stream],
@@ -60,7 +83,7 @@ def restore(
     staging_fd: int,
     prefix: str,
 ) -> None:
-    """Bring the blocks into fresh staging, where zeros need not be written."""
+    """Bring pieces of the blocks into staging that holds zeros, which are not written again."""
     placed = place(blocks)
     by_name = {stream.name: stream for stream in streams}
     for device in sorted({block.device for block in blocks}):
@@ -68,6 +91,8 @@ def restore(
         if stream is None:
             raise IntegrityError(f"the snapshot lacks the stream '{prefix}{GPU}{device}'")
         own = [piece for piece in pieces if blocks[piece.block].device == device]
+        if not own:
+            continue
         reader.restore(stream, staging_fd, list(_mappings(placed, own)))
 
 
