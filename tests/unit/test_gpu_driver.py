@@ -1,5 +1,6 @@
 """The driver's maps: every GPU that a process sees goes to a different one."""
 
+import ctypes
 from uuid import UUID
 
 import pytest
@@ -100,3 +101,52 @@ def test_a_restore_that_fails_leaves_no_other_process_behind(monkeypatch):
         driver.resume_all([1, 2])
     assert driver.state(1) is ProcessState.CHECKPOINTED
     assert driver.state(2) is ProcessState.RUNNING
+
+
+class Library:
+    """libcuda as far as a restore needs it; it takes no map in which nothing moves."""
+
+    def __init__(self):
+        self.maps = []
+
+    def cuCheckpointProcessRestore(self, _pid, argument):  # noqa: N802  (the driver's name)
+        if argument is None:
+            self.maps.append(None)
+            return 0
+        given = argument._obj
+        pairs = [(bytes(given.pairs[n].old), bytes(given.pairs[n].new)) for n in range(given.count)]
+        self.maps.append(pairs)
+        return 1 if all(old == new for old, new in pairs) else 0
+
+    def cuGetErrorName(self, _code, _text):  # noqa: N802
+        return 0
+
+
+def test_the_map_reaches_the_driver(monkeypatch):
+    library = Library()
+    monkeypatch.setattr(driver, "_library", lambda: library)
+    driver.restore(7, {A: B, B: A})
+    driver.restore(7)
+    assert library.maps == [[(A.bytes, B.bytes), (B.bytes, A.bytes)], None]
+
+
+def test_a_driver_that_takes_no_map_without_a_move_is_asked_again(monkeypatch):
+    library = Library()
+    monkeypatch.setattr(driver, "_library", lambda: library)
+    driver.restore(7, {A: A, B: B})
+    assert library.maps == [[(A.bytes, A.bytes), (B.bytes, B.bytes)], None]
+
+
+def test_a_refused_move_is_no_restore_in_place(monkeypatch):
+    library = Library()
+    library.cuCheckpointProcessRestore = lambda _pid, _argument: 1
+    monkeypatch.setattr(driver, "_library", lambda: library)
+    with pytest.raises(DriverError, match="cannot restore process 7"):
+        driver.restore(7, {A: B, B: A})
+
+
+def test_layouts_are_those_of_the_drivers_header():
+    assert ctypes.sizeof(driver._LockArgs) == 64
+    assert ctypes.sizeof(driver._GpuPair) == 32
+    assert ctypes.sizeof(driver._RestoreArgs) == 64
+    assert driver._RestoreArgs.reserved1.offset == 56

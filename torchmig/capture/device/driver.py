@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_SECONDS = 20.0
 _SUCCESS = 0
+_INVALID_VALUE = 1
 _NOT_INITIALIZED = 3
 
 
@@ -35,10 +36,11 @@ class ProcessState(IntEnum):
 class DriverError(TorchmigError):
     """The driver refused a step for a process."""
 
-    def __init__(self, step: str, pid: int, reason: str) -> None:
+    def __init__(self, step: str, pid: int, reason: str, code: int = 0) -> None:
         super().__init__(f"the driver cannot {step} process {pid}: {reason}")
         self.pid = pid
         self.reason = reason
+        self.code = code
 
 
 class _LockArgs(ctypes.Structure):
@@ -114,7 +116,7 @@ def _step(step: str, pid: int, function: str, argument: Any) -> None:
     library = _library()
     result = getattr(library, function)(pid, argument)
     if result != _SUCCESS:
-        raise DriverError(step, pid, _name(library, result))
+        raise DriverError(step, pid, _name(library, result), result)
 
 
 def lock(pid: int, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> None:
@@ -143,7 +145,14 @@ def restore(pid: int, gpus: Mapping[UUID, UUID] | None = None) -> None:
             pair.old[:] = old.bytes
             pair.new[:] = new.bytes
         argument = ctypes.byref(_RestoreArgs(pairs=pairs, count=len(gpus)))
-    _step("restore", pid, "cuCheckpointProcessRestore", argument)
+    try:
+        _step("restore", pid, "cuCheckpointProcessRestore", argument)
+    except DriverError as error:
+        moves = gpus is not None and any(old != new for old, new in gpus.items())
+        if argument is None or moves or error.code != _INVALID_VALUE:
+            raise
+        log.warning("%s; once more without a map, since nothing moves", error)
+        _step("restore", pid, "cuCheckpointProcessRestore", None)
 
 
 def unlock(pid: int) -> None:
