@@ -146,6 +146,17 @@ bool Gate::targets_met() const {
     });
 }
 
+// Whether the order that is active now still keeps a parked thread where it is: one that has not
+// woken yet to an order which lets it go stands no more.
+bool Gate::may_stand(const Parked& parked) const {
+    if (parked.waiting != nullptr) {
+        return order_.level >= Level::kGate &&
+               parked.waiting->count.load() + 1 > target(*parked.waiting);
+    }
+    const bool is_python = std::string(parked.place) == "python";
+    return order_.level >= (is_python ? Level::kAny : Level::kStep) && targets_met();
+}
+
 void Gate::changed() {
     version_.fetch_add(1);
     if (on_change_) {
@@ -318,7 +329,9 @@ void Gate::release() {
 
 bool Gate::parked() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return !parked_.empty() && busy_ == 0;
+    return busy_ == 0 && std::any_of(parked_.begin(), parked_.end(), [&](const Parked& each) {
+               return may_stand(each);
+           });
 }
 
 uint64_t Gate::version() const {
@@ -335,19 +348,21 @@ Report Gate::report() const {
     Report report;
     report.request = order_.request;
     report.serial = order_.serial;
-    report.state = busy_ > 0 ? "busy" : parked_.empty() ? "running" : "parked";
-    if (!parked_.empty()) {
-        // A thread held at an operation says more than one that waits elsewhere.
-        report.place = parked_.front().place;
-        std::set<std::string> waiting;
-        for (const Parked& parked : parked_) {
-            if (parked.waiting != nullptr) {
-                report.place = parked.place;
-                waiting.insert(parked.waiting->key);
-            }
+    // A thread held at an operation says more than one that waits elsewhere.
+    std::set<std::string> waiting;
+    for (const Parked& parked : parked_) {
+        if (!may_stand(parked)) {
+            continue;
         }
-        report.waiting.assign(waiting.begin(), waiting.end());
+        if (parked.waiting != nullptr) {
+            waiting.insert(parked.waiting->key);
+        }
+        if (report.place.empty() || parked.waiting != nullptr) {
+            report.place = parked.place;
+        }
     }
+    report.waiting.assign(waiting.begin(), waiting.end());
+    report.state = busy_ > 0 ? "busy" : report.place.empty() ? "running" : "parked";
     report.steps = steps_;
     report.seconds_per_step = seconds_per_step_;
     for (const auto& entry : counters_) {

@@ -148,6 +148,7 @@ class Gate {
     template <typename MayPark>
     void park_while(const char* place, const Counter* waiting, MayPark may_park);
     bool targets_met() const;
+    bool may_stand(const Parked& parked) const;
     uint64_t target(const Counter& counter) const;
     void changed();
 

@@ -275,13 +275,18 @@ class Rank:
             dict.fromkeys(
                 thread.key
                 for thread in self.threads
-                if thread.status == HELD and thread.key is not None
+                if thread.status == HELD
+                and thread.key is not None
+                and holds(self.order, self.counters, thread.key)
             )
         )
         if self.sections:
             return State.BUSY, Place.NOWHERE, waiting
         main = self.threads[0]
-        if main.status == PARKED:
+        # A thread that has not woken yet to an order which lets it go stands no more.
+        if main.status == PARKED and (
+            main.place is Place.STORE or parks(self.order, self.counters, main.place)
+        ):
             return State.PARKED, main.place, waiting
         if waiting:
             return State.PARKED, Place.GATE, waiting
