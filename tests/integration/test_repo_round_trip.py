@@ -364,3 +364,18 @@ def test_several_threads_write_and_read_at_once(repo):
     assert failures == []
     assert len(done) == 6
     assert writer.stats.new_bytes == sum(map(len, contents))
+
+
+def test_many_snapshots_are_listed_and_indexed(repo):
+    """Each writer leaves an index object and each commit a manifest; both are read side by side."""
+    ids = []
+    for number in range(70):
+        (stream,), _ = put_bytes(repo, (number + 1).to_bytes(4, "big") * 100)
+        ids.append(repo.commit(make_manifest([stream])))
+    fresh = Repository.open(repo.url)
+    assert [summary.id for summary in fresh.snapshots()] == ids
+    assert len(fresh.index()) == 70
+    for snapshot_id in (ids[0], ids[-1]):
+        with fresh.reader() as reader:
+            reader.verify(fresh.load(snapshot_id).streams)
+    assert threads() == []

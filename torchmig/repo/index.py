@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import msgpack
 
-from torchmig.errors import IntegrityError, ObjectMissingError
+from torchmig.errors import IntegrityError
 from torchmig.repo.blob import ID_BYTES, MAX_BLOB_BYTES, hash_of
+from torchmig.repo.fetch import fetch_all
 from torchmig.repo.pack import ENTRY, pack_name
 from torchmig.store import Store
 
@@ -124,11 +125,8 @@ class Index:
                 with self._lock:
                     self._locations, self._packs, self._pack_numbers = {}, [], {}
                 self._loaded = set()
-            for name in sorted(names - self._loaded):
-                try:
-                    data = store.get(name)
-                except ObjectMissingError:
-                    continue  # replaced by a prune that runs now; what replaces it is there already
+            # One that has gone is being replaced by a prune; what replaces it is there already.
+            for name, data in fetch_all(store, sorted(names - self._loaded)):
                 for pack_id, header in decode_index(name, data):
                     self.add_pack(pack_id, header)
                 self._loaded.add(name)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from torchmig.errors import IntegrityError, StoreError
 from torchmig.repo.blob import KIND_CODES, MAX_BLOB_BYTES, Decoder, Kind
 from torchmig.repo.buffers import BufferPool
+from torchmig.repo.fetch import fetch_all
 from torchmig.repo.index import INDEX_PREFIX, decode_index, encode_index
 from torchmig.repo.locks import LOCK_PREFIX, STALE_SECONDS, Lock, LockKind
 from torchmig.repo.pack import (
@@ -138,8 +139,8 @@ class _Prune:
     def _read_index(self) -> tuple[set[str], dict[bytes, _Pack]]:
         names = {entry.name for entry in self._store.list(INDEX_PREFIX)}
         packs: dict[bytes, _Pack] = {}
-        for name in sorted(names):
-            for pack_id, header in decode_index(name, self._store.get(name)):
+        for name, data in fetch_all(self._store, sorted(names)):
+            for pack_id, header in decode_index(name, data):
                 packs[pack_id] = _Pack(pack_id, header)
         return names, packs
 

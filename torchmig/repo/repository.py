@@ -24,6 +24,7 @@ from torchmig.errors import (
     TorchmigError,
 )
 from torchmig.repo.blob import CHUNK_BYTES, hash_of
+from torchmig.repo.fetch import fetch_all
 from torchmig.repo.index import Index
 from torchmig.repo.manifest import (
     SNAPSHOT_PREFIX,
@@ -266,13 +267,11 @@ class Repository:
         return sorted(entry.name.removeprefix(prefix) for entry in self.store.list(SNAPSHOT_PREFIX))
 
     def _manifests(self) -> Iterator[Manifest]:
-        for snapshot_id in self.snapshot_ids():
-            name = snapshot_name(snapshot_id)
+        names = [snapshot_name(snapshot_id) for snapshot_id in self.snapshot_ids()]
+        for name, data in fetch_all(self.store, names):
             try:
-                yield load_manifest(name, self.store.get(name))
-            except ObjectMissingError:
-                continue  # forgotten by somebody else meanwhile
-            except (IntegrityError, TorchmigError) as error:
+                yield load_manifest(name, data)
+            except (IntegrityError, SnapshotUnfitError) as error:
                 _log.warning("left out of the list: %s", error)
 
     def _check_blobs(self, manifest: Manifest, *, deep: bool) -> None:

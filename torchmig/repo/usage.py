@@ -6,7 +6,8 @@ would warn.
 
 from collections.abc import Iterable
 
-from torchmig.errors import IntegrityError, ObjectMissingError, TorchmigError
+from torchmig.errors import IntegrityError, TorchmigError
+from torchmig.repo.fetch import fetch_all
 from torchmig.repo.manifest import Manifest, load_manifest, snapshot_name
 from torchmig.repo.repository import Repository
 
@@ -15,12 +16,10 @@ def load_all(repo: Repository) -> tuple[list[Manifest], list[TorchmigError]]:
     """Return all snapshots and what keeps others from being read."""
     manifests: list[Manifest] = []
     errors: list[TorchmigError] = []
-    for snapshot_id in repo.snapshot_ids():
-        name = snapshot_name(snapshot_id)
+    names = [snapshot_name(snapshot_id) for snapshot_id in repo.snapshot_ids()]
+    for name, data in fetch_all(repo.store, names):
         try:
-            manifests.append(load_manifest(name, repo.store.get(name)))
-        except ObjectMissingError:
-            continue  # forgotten meanwhile
+            manifests.append(load_manifest(name, data))
         except TorchmigError as error:
             errors.append(error)
     return manifests, errors
