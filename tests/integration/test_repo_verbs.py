@@ -419,3 +419,24 @@ def test_rebuild_index(repo, torchmig, as_json, tmp_path):
     lock = Lock.acquire(repo.store, LockKind.SHARED, "write")
     assert torchmig("rebuild-index")[0] == 11
     lock.release()
+
+
+def test_prune_brings_small_packs_together(repo, as_json):
+    for number in range(12):
+        with repo.writer() as writer:
+            streams = []
+            for name in ("a", "b"):
+                stream = writer.stream(name, "host-pages")
+                stream.write(0, noise((number, name).__repr__(), 700_000))
+                streams.append(stream.close())
+        ranks = [RankSection(0, "node", 1, streams)]
+        repo.commit(Manifest(JobName("train"), "suspend", created=at(number), ranks=ranks))
+    assert as_json("check", lines=True)[-1]["packs"] == 24  # data and trees of each
+    report = as_json("prune", lines=True)[-1]
+    assert (report["repacked_packs"], report["deleted_packs"]) == (24, 24)
+    summary = as_json("check", "--read-data", lines=True)[-1]
+    assert (summary["packs"], summary["problems"], summary["unused_objects"]) == (2, 0, 0)
+    assert as_json("prune", lines=True)[-1]["deleted_packs"] == 0
+    snapshot = repo.load("latest")
+    with Repository.open(repo.url).reader() as reader:
+        assert reader.read(snapshot.streams[1]) == noise((11, "b").__repr__(), 700_000)

@@ -1,6 +1,6 @@
 """Pruning: delete what no snapshot uses, in an order that a crash at any point leaves valid.
 
-1. what is still used in packs that are mostly waste goes into new packs
+1. what is still used in packs with waste, and many small packs, goes into new packs
 2. a new index over all packs that stay is written
 3. the old index objects are deleted
 4. packs that the new index does not name are deleted
@@ -32,6 +32,8 @@ from torchmig.repo.usage import load_all_or_refuse, used_blobs
 
 _log = logging.getLogger(__name__)
 PACKS_PER_INDEX = 1024
+_SMALL_BYTES = PACK_BYTES // 8
+_MANY_SMALL = 16
 _TREE = KIND_CODES[Kind.TREE]
 
 Advance = Callable[[int], None]
@@ -237,4 +239,9 @@ def _choose(packs: list[_Pack], max_unused: float) -> tuple[list[_Pack], list[_P
             kept.append(pack)
         else:
             repacked.append(pack)
+    # Each upload ends with packs that are not full; together they fill few.
+    small = [pack for pack in kept if pack.size_bytes < _SMALL_BYTES]
+    if len(small) > _MANY_SMALL:
+        repacked += small
+        kept = [pack for pack in kept if pack.size_bytes >= _SMALL_BYTES]
     return kept, repacked, emptied
