@@ -7,9 +7,9 @@ import shutil
 import signal
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from job_processes import assert_nothing_left, job_of
 from running import BIN, JOBS, Run, by_rank, started, torchmig, unbroken
 
 from torchmig.repo import Repository
@@ -24,7 +24,7 @@ def suspended(tmp_path_factory):
     """A suspended job of two ranks, in a folder with its repository."""
     folder = tmp_path_factory.mktemp("suspended")
     shutil.copy(JOBS / "ring.py", folder)
-    run = Run(folder, "--nproc-per-node=2", "--job=ring", "ring.py", STEPS)
+    run = Run(folder, "--nproc-per-node=2", f"--job={job_of(folder)}", "ring.py", STEPS)
     run.wait_for_step(5).suspend()
     (folder / "before").write_text(run.text)
     return folder
@@ -96,7 +96,7 @@ def test_a_changed_blob(folder):
     packs = sorted((folder / "torchmig-repo" / "data").rglob("*/*"), key=lambda p: p.stat().st_size)
     damage(packs[-1], packs[-1].stat().st_size // 3)
     refused(folder, 22, f"'{packs[-1].name[:8]}|{packs[-1].name[:8]}", "--restore=latest")
-    assert list_ranks() == []
+    assert_nothing_left(folder)
 
 
 def test_a_truncated_manifest(folder):
@@ -192,7 +192,7 @@ def test_the_same_script_may_be_given(folder, suspended):
 
 
 def test_a_job_runs_only_once(tmp_path):
-    job = f"--job={tmp_path.name}"
+    job = f"--job={job_of(tmp_path)}"
     first = Run(tmp_path, job, JOBS / "single.py", "100000", "inference").wait_for_step(1)
     refused(tmp_path, 11, "a job of this name runs here", job, JOBS / "single.py", "1", "training")
     first.signal(signal.SIGUSR1).wait_for("checkpointed into snapshot")
@@ -201,18 +201,9 @@ def test_a_job_runs_only_once(tmp_path):
     first.kill()
 
 
-def list_ranks():
-    """Return the command lines of rank-inits whose agent has gone."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-            words = path.with_name("cmdline").read_text().split("\0")
-        except OSError:
-            continue
-        if fields[1] == "1" and any(word.endswith("/rankinit.py") for word in words):
-            found.append(words)
-    return found
+def test_a_runtime_folder_that_is_too_deep_for_sockets(tmp_path):
+    deep = f"--runtime-dir={tmp_path / ('d' * 100)}"
+    refused(tmp_path, 2, "too long for a socket .*--runtime-dir", deep, JOBS / "report.py")
 
 
 def without_rights(*words):
@@ -234,7 +225,7 @@ def root_without_namespaces(*words):
     ids=["not root", "root without rights"],
 )
 def test_without_rights_the_job_runs_but_cannot_be_checkpointed(tmp_path, wrap, reason):
-    runtime = tmp_path / "runtime"
+    runtime = tmp_path / "r"
     job = ("--job=poor", f"--runtime-dir={runtime}", "--nproc-per-node=2")
     command = wrap(BIN / "torchmig-run", *job, JOBS / "report.py", "a", "wait")
     run = Wrapped(tmp_path, command)
@@ -284,10 +275,14 @@ def test_without_rights_there_is_no_restore(folder):
 
 def test_without_criu_requests_are_refused(tmp_path):
     run = Run(
-        tmp_path, "--criu=/nonexistent/criu", f"--job={tmp_path.name}", JOBS / "report.py", "wait"
+        tmp_path,
+        "--criu=/nonexistent/criu",
+        f"--job={job_of(tmp_path)}",
+        JOBS / "report.py",
+        "wait",
     )
     run.wait_for(r"^rank 0 waits")
-    answer = torchmig("suspend", tmp_path.name, check=False)
+    answer = torchmig("suspend", job_of(tmp_path), check=False)
     assert answer.returncode == 20
     assert "/nonexistent/criu" in answer.stderr
     run.signal(signal.SIGTERM)

@@ -4,59 +4,14 @@ import os
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
+from job_processes import MARK, assert_nothing_left, job_of, parent, processes, wait_until
 from running import JOBS, Run, by_rank, torchmig, unbroken
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(300)]
 
-SECONDS = 15  # much, for a busy machine
 DDP = (JOBS / "ddp.py", "10000")
-MARK = "TEST_FOLDER"
-
-
-def processes(folder):
-    """Return {pid: command line} of all that was started in the folder.
-
-    Rank-inits have none of the environment, and CRIU has another working directory.
-    """
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            here = (process / "cwd").readlink().is_relative_to(folder)
-            if not here and f"\0{MARK}={folder}\0".encode() not in environment(process):
-                continue
-            words = (process / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is a zombie
-            continue
-        found[int(process.name)] = b" ".join(words).decode(errors="replace")
-    return found
-
-
-def environment(process):
-    return b"\0" + (process / "environ").read_bytes() + b"\0"
-
-
-def parent(pid):
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0  # it has ended
-
-
-def wait_until(holds, what):
-    deadline = time.monotonic() + SECONDS
-    while True:
-        found = holds()
-        if found:
-            return found
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
-
-
-def assert_nothing_left(folder):
-    wait_until(lambda: not processes(folder), lambda: f"left: {processes(folder)}")
 
 
 def inits(folder):
@@ -78,7 +33,7 @@ def run_marked(folder, *arguments):
 
 
 def start(folder):
-    return run_marked(folder, "--nproc-per-node=2", f"--job={folder.name}", *DDP)
+    return run_marked(folder, "--nproc-per-node=2", f"--job={job_of(folder)}", *DDP)
 
 
 def criu(folder):
@@ -179,17 +134,17 @@ def test_the_agent_is_told_to_end(tmp_path):
 
 
 def test_what_a_killed_agent_leaves_in_files_is_removed_by_the_next_one(tmp_path):
-    runtime = tmp_path / "runtime"
+    runtime = tmp_path / "r"
     options = (f"--runtime-dir={runtime}", JOBS / "report.py", "wait")
-    killed = run_marked(tmp_path, "--job=killed", *options).wait_for("rank 0 waits")
-    running = run_marked(tmp_path, "--job=running", *options).wait_for("rank 0 waits")
+    killed = run_marked(tmp_path, "--job=dead", *options).wait_for("rank 0 waits")
+    running = run_marked(tmp_path, "--job=live", *options).wait_for("rank 0 waits")
     killed.signal(signal.SIGKILL)
     killed.process.wait()
-    assert (runtime / "killed" / "rank-0" / "stdout").exists()
+    assert (runtime / "dead" / "rank-0" / "stdout").exists()
 
-    third = run_marked(tmp_path, "--job=third", *options).wait_for("rank 0 waits")
-    assert sorted(folder.name for folder in runtime.iterdir()) == ["running", "third"]
-    assert (runtime / "running" / "rank-0" / "ctl").exists()
+    third = run_marked(tmp_path, "--job=next", *options).wait_for("rank 0 waits")
+    assert sorted(folder.name for folder in runtime.iterdir()) == ["live", "next"]
+    assert (runtime / "live" / "rank-0" / "ctl").exists()
     for run in (running, third):
         assert run.signal(signal.SIGTERM).wait() == 1
     assert list(runtime.iterdir()) == []
@@ -197,9 +152,9 @@ def test_what_a_killed_agent_leaves_in_files_is_removed_by_the_next_one(tmp_path
 
 def test_a_restore_right_after_the_commit(tmp_path):
     """While the agent that has suspended the job is still on its way out."""
-    run = run_marked(tmp_path, f"--job={tmp_path.name}", JOBS / "single.py", "60", "training")
+    run = run_marked(tmp_path, f"--job={job_of(tmp_path)}", JOBS / "single.py", "60", "training")
     run.wait_for_step(5)
-    torchmig("suspend", tmp_path.name)
+    torchmig("suspend", job_of(tmp_path))
     again = run_marked(tmp_path, "--restore=latest").finish()
     assert run.wait() == 85
     assert by_rank(run.text, again.text) == unbroken(1, "single.py", "60", "training")

@@ -55,7 +55,7 @@ def test_bytes_that_are_no_text(tmp_path):
 
 def test_what_has_been_passed_on_takes_no_memory(tmp_path):
     """The files lie in the runtime folder, which is often in memory."""
-    runtime = tmp_path / "runtime"
+    runtime = tmp_path / "r"
     run = Run(
         tmp_path, f"--runtime-dir={runtime}", "--job=j", PRINTING, "bulk", 16, tmp_path / "go"
     )

@@ -19,6 +19,7 @@ from torchmig.repo import Depot, JobName, Manifest
 PROGRAM = "torchmig-run"
 NO_ARENA = "TORCHMIG_NO_ARENA"
 DEFAULT_REPO = "torchmig-repo"
+LONGEST_SOCKET_PATH = 107
 LONGEST_NAME = 48  # the name is part of a socket's path, which the kernel limits
 
 
@@ -110,6 +111,7 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         except HostUnfitError as error:
             unfit = str(error)
     name = _job_name(arguments)
+    _require_room_for_sockets(Path(arguments.runtime_dir), name)
     _, nodes = torchrun.parse_min_max_nnodes(str(arguments.nnodes))
     os.environ.pop(NO_ARENA, None)
     if arguments.no_arena:
@@ -171,6 +173,16 @@ def _job_name(arguments: argparse.Namespace) -> str:
             f"of at most {LONGEST_NAME} bytes"
         )
     return str(name)
+
+
+def _require_room_for_sockets(runtime_dir: Path, job: str) -> None:
+    longest = runtime_dir.absolute() / job / "agent-4194304.sock"
+    if len(os.fsencode(longest)) > LONGEST_SOCKET_PATH:
+        raise UsageError(
+            f"'{longest}' is too long for a socket by "
+            f"{len(os.fsencode(longest)) - LONGEST_SOCKET_PATH} bytes: name a shorter folder with "
+            "'--runtime-dir', or the job with '--job'"
+        )
 
 
 def _local_cache(arguments: argparse.Namespace) -> str | None:
