@@ -48,17 +48,23 @@ def test_verbs_exist(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_variables_exist(document):
-    set_up = {"TORCHMIG_CONFIG", "TORCHMIG_PYTHON", "TORCHMIG_DEBIAN_MIRROR", "TORCHMIG_REQUIRE"}
-    known = {option.variable for option in OPTIONS} | set_up
+    others = {
+        "TORCHMIG_CONFIG",
+        "TORCHMIG_CUT_PROGRAMS",
+        "TORCHMIG_DEBIAN_MIRROR",
+        "TORCHMIG_PYTHON",
+        "TORCHMIG_REQUIRE",
+    }
+    known = {option.variable for option in OPTIONS} | others
     assert set(re.findall(r"TORCHMIG_[A-Z_]+", (ROOT / document).read_text())) - known == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_make_targets_exist(document):
-    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = (ROOT / document).read_text()
     named = re.findall(
-        r"(?:^|`|\s{4})make (?:[A-Z]+=\S+ )?([a-z]+)$|`make (\w+)`", text, re.MULTILINE
+        r"(?:^|`|\s{4})make (?:[A-Z]+=\S+ )?([a-z-]+)$|`make ([a-z-]+)`", text, re.MULTILINE
     )
     assert {first or second for first, second in named} <= known
 
