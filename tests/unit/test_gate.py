@@ -56,4 +56,3 @@ def test_every_operation_with_a_group_goes_through_a_typed_kernel(found):
 )
 def test_an_operation_is_counted_once_under_its_key(found, name, counts):
     assert found["counts"][name] == counts
-
