@@ -67,8 +67,8 @@ def test_criu_that_is_killed_in_the_middle(tmp_path, criu):
     (prefix / "lib/python3/dist-packages").symlink_to(criu.pycriu_folder.parent)
     program = prefix / "sbin/criu"
     program.write_text(
-        f"#!/bin/sh\n[ \"$1\" = swrk ] || exec {criu.path} \"$@\"\n"
-        f"exec timeout --foreground -s KILL 0.08 {criu.path} \"$@\"\n"
+        f'#!/bin/sh\n[ "$1" = swrk ] || exec {criu.path} "$@"\n'
+        f'exec timeout --foreground -s KILL 0.08 {criu.path} "$@"\n'
     )
     program.chmod(0o755)
     fails_and_trains_on(tmp_path, "criu dump failed", env={"TORCHMIG_CRIU": str(program)})
