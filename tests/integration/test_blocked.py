@@ -20,7 +20,7 @@ def test_a_busy_rank_is_waited_for(tmp_path, mode):
 @pytest.mark.parametrize(
     ("mode", "seconds", "deadline", "reason"),
     [
-        ("before", "20", "3s", "no stand within 3 s"),
+        ("native", "10", "3s", "no stand within 3 s"),
         ("peer-ended", "8", "60s", "rank 1 has ended"),
     ],
 )

@@ -1,5 +1,7 @@
 """Ranks that are busy when the request comes; the first argument says with what."""
 
+import ctypes
+import errno
 import os
 import sys
 import time
@@ -33,6 +35,15 @@ class SlowStart(Dataset):
         return torch.full((4,), float(index))
 
 
+def wait_in_native_code(seconds):
+    """Wait where no signal brings the thread back to Python: for a mutex that is never given."""
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)
+    assert libc.pthread_mutex_lock(mutex) == 0
+    until = (ctypes.c_long * 2)(int(time.time() + seconds), 0)
+    assert libc.pthread_mutex_timedlock(mutex, until) == errno.ETIMEDOUT
+
+
 def busy(rank):
     print(f"rank {rank} is busy", flush=True)
 
@@ -51,6 +62,10 @@ def main():
             busy(rank)
             time.sleep(SECONDS)
         dist.all_reduce(total)
+    elif MODE == "native":
+        if rank == 0:
+            busy(rank)
+            wait_in_native_code(SECONDS)
     elif MODE == "sleep":
         busy(rank)
         time.sleep(SECONDS)
