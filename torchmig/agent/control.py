@@ -51,17 +51,19 @@ class ControlServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rwb") as stream:
+        # Whoever asked may have gone: then there is nobody to answer, also not when closing.
+        with contextlib.suppress(OSError), connection, connection.makefile("rwb") as stream:
             line = stream.readline()
+            if not line:
+                return  # looked whether somebody listens, and asked nothing
             try:
                 answer = self._handler(json.loads(line))
             except TorchmigError as error:
                 answer = {"error": str(error), "code": int(error.exit_code)}
             except (ValueError, KeyError) as error:
                 answer = {"error": f"not a request: {error}", "code": int(ExitCode.USAGE)}
-            with contextlib.suppress(OSError):  # whoever asked need not wait for the answer
-                stream.write(json.dumps(answer).encode() + b"\n")
-                stream.flush()
+            stream.write(json.dumps(answer).encode() + b"\n")
+            stream.flush()
 
 
 def ask(path: Path, request: dict[str, Any], timeout_seconds: float | None = None) -> Any:
