@@ -53,6 +53,8 @@ def test_variables_exist(document):
         "TORCHMIG_CUT_PROGRAMS",
         "TORCHMIG_DEBIAN_MIRROR",
         "TORCHMIG_PYTHON",
+        "TORCHMIG_RANK_PID",
+        "TORCHMIG_RANK_SOCKET",
         "TORCHMIG_REQUIRE",
     }
     known = {option.variable for option in OPTIONS} | others
