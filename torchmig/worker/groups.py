@@ -29,18 +29,13 @@ def install() -> None:
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     original = getattr(owner, name)
+
     # The attributes stay those of the original: torch looks at signatures and names.
-    setattr(owner, name, functools.wraps(original)(functools.partial(around, original)))
-    if isinstance(owner, type):
-        # A partial is no method: classes need a function.
-        setattr(owner, name, functools.wraps(original)(_as_method(original, around)))
-
-
-def _as_method(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
-    def method(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    return method
+    setattr(owner, name, wrapper)
 
 
 def _wrap_everywhere(name: str, around: Callable[..., Any]) -> None:
