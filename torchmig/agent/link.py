@@ -13,6 +13,8 @@ from typing import Any
 from torchmig.cut import Order, Report
 from torchmig.errors import DeadlineMissedError, TorchmigError
 
+CONNECT_SECONDS = 60.0
+
 
 class RankGoneError(TorchmigError):
     """The rank's end of the socket is closed: its process has ended or never came up."""
@@ -63,12 +65,7 @@ class RankLink:
             target=self._serve, args=(listener,), name=f"rank {self.rank}", daemon=True
         ).start()
 
-    @property
-    def connected(self) -> bool:
-        """Whether the rank is there now."""
-        return self._connected.is_set() and not self._gone.is_set()
-
-    def wait_connected(self, timeout_seconds: float) -> None:
+    def wait_connected(self, timeout_seconds: float = CONNECT_SECONDS) -> None:
         """Wait until the rank has connected.
 
         Raises:

@@ -35,7 +35,6 @@ from torchmig.repo.manifest import decode_manifest
 
 log = logging.getLogger(__name__)
 
-RECONNECT_SECONDS = 60.0
 STACK_SECONDS = 5.0  # a rank that holds the GIL in native code cannot answer
 
 
@@ -323,16 +322,15 @@ class Node:
 
     def walk_back(self) -> None:
         """Bring all ranks back under control, from wherever they are; may be called twice."""
-        if any(
-            rank.stage is not Stage.RUNNING or rank.gpu.stage is not GpuStage.IN_PLACE
-            for rank in self.ranks
-        ):
-            try:
+        try:
+            if any(
+                rank.stage is not Stage.RUNNING or rank.gpu.stage is not GpuStage.IN_PLACE
+                for rank in self.ranks
+            ):
                 self.reattach()
-            finally:
-                self.frozen.clear()
-        self.clean()
-        self.frozen.clear()
+            self.clean()
+        finally:
+            self.frozen.clear()
 
     def _wake(self, rank: Rank) -> None:
         if rank.stage is Stage.STOPPED:
@@ -344,7 +342,7 @@ class Node:
 
     def _reconnect(self, rank: Rank) -> None:
         if rank.stage is Stage.DETACHED:
-            rank.link.wait_connected(RECONNECT_SECONDS)
+            rank.link.wait_connected()
             rank.stage = Stage.RUNNING
 
     def _each(self, work: Callable[[Rank], Any], ranks: list[Rank]) -> list[Any]:

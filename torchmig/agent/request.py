@@ -92,11 +92,6 @@ class Job:
     deadline_seconds: float
     progress: Progress
 
-    @property
-    def repo(self) -> str:
-        """Where blobs are written to first."""
-        return self.depot.first
-
 
 @dataclass(frozen=True)
 class Outcome:

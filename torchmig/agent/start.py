@@ -27,8 +27,6 @@ from torchmig.errors import SnapshotUnfitError
 from torchmig.repo import Depot, Manifest, RankSection
 from torchmig.worker import SOCKET
 
-RECONNECT_SECONDS = 60.0
-
 # What the ranks need so that they can be dumped; the user's own value wins.
 ENVIRONMENT = {
     "UV_USE_IO_URING": "0",  # CRIU cannot dump an io_uring
@@ -121,11 +119,6 @@ class SnapshotStarter:
     gpus: str | None = None  # where GPU ranks go, as `--gpus` has it
     staging_bytes: int | None = None  # for all ranks of this node together
 
-    @property
-    def repo(self) -> str:
-        """The repository that has all of a snapshot, whatever this node's folder has."""
-        return self.depot.address
-
     def start(self, plans: list[RankPlan]) -> list[Rank]:
         """Restore all; if one fails, none is left."""
         sections = [self._section(plan.rank) for plan in plans]
@@ -215,7 +208,7 @@ class SnapshotStarter:
         try:
             link.listen()
             process.adopt(trees.restore(self.criu, process.init_pid, work / str(section.rank)))
-            link.wait_connected(RECONNECT_SECONDS)
+            link.wait_connected()
         except BaseException:
             process.kill()
             link.close()

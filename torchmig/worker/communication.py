@@ -50,14 +50,7 @@ class _Backend:
     recipe: nccl.Recipe | None  # of a backend that is NCCL's
 
 
-@dataclass
-class _Down:
-    """What was taken down."""
-
-    backends: list[_Backend]
-
-
-_down = _Down([])
+_taken_down: list[_Backend] = []
 
 
 def refused() -> list[str]:
@@ -90,7 +83,7 @@ def take_down() -> int:
     The caller has seen that nothing moves any more (`torch_is_quiet` on all ranks).
     """
     _C.remember_watched()
-    _down.backends = []
+    _taken_down.clear()
     if dist.is_initialized():
         for group in list(c10d._world.pg_map):
             _take_down_group(group)
@@ -116,7 +109,7 @@ def _take_down_group(group: dist.ProcessGroup) -> None:
         seen.append(placeholder)  # one backend may serve several devices
         members = sorted(c10d._world.pg_group_ranks[group])
         timeout = backend.options._timeout
-        _down.backends.append(
+        _taken_down.append(
             _Backend(
                 group, group.group_name, kind, str(device), timeout, members, placeholder, recipe
             )
@@ -124,7 +117,6 @@ def _take_down_group(group: dist.ProcessGroup) -> None:
         if recipe is not None:
             nccl.shut_down(backend)
         _C.swap_backend(group, backend, placeholder)
-    del seen
 
 
 def build_up(place: Place, timeout_seconds: float) -> None:
@@ -144,12 +136,12 @@ def build_up(place: Place, timeout_seconds: float) -> None:
         del connection
     _C.remember_torch(before, _C.ProcessView.now())
     # By name, which is the same on all members: groups that overlap are built in one order.
-    for backend in sorted(_down.backends, key=lambda each: (each.name, each.device)):
+    for backend in sorted(_taken_down, key=lambda each: (each.name, each.device)):
         new = _new_backend(backend, place.generation)
         _C.swap_backend(backend.group, backend.placeholder, new)
         if backend.recipe is not None:
             nccl.connect(backend.recipe, backend.group, new)
-    _down.backends = []
+    _taken_down.clear()
 
 
 def _new_backend(old: _Backend, generation: str) -> Any:

@@ -1,32 +1,26 @@
-"""What the agent asks a parked rank to do; called by the control thread with the GIL held.
+"""What the agent asks a parked rank to do.
 
-Each function takes one JSON text and returns one.
+The control thread calls each function on a native thread of its own, with the GIL held. A function
+takes one JSON text and returns one.
 """
 
 import base64
 import json
 import os
-import platform
 import sys
 import threading
 import traceback
-
-import torch
 
 from torchmig import _C
 from torchmig.worker import communication, device
 
 
 def describe(_request: str) -> str:
-    """Say what this rank is and what it uses that cannot be restored."""
+    """Say what this rank uses that cannot be restored, and which sockets are torch's."""
     return json.dumps(
         {
             "refused": communication.refused() + device.refused(),
             "sockets": _C.torch_socket_inodes() + device.nccl_sockets(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "cuda": torch.cuda.is_initialized(),
-            "pid": os.getpid(),
         }
     )
 
