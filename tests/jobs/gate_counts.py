@@ -44,6 +44,11 @@ def main():
     counted("group_send", lambda: dist.send(x, group=pair, group_dst=1))
     counted("functional", lambda: functional.all_reduce(x, "sum", dist.group.WORLD) + 0)
 
+    counted("new_group", lambda: dist.new_group([0, 1]))
+    counted("new_local_group", lambda: dist.new_group([0, 2], use_local_synchronization=True))
+    # torch sends away who is no member: this rank takes no part in what the others do.
+    counted("others_group", lambda: dist.new_group([1, 3], use_local_synchronization=True))
+
     def inference():
         with torch.inference_mode():
             dist.all_reduce(torch.ones(4))

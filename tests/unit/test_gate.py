@@ -50,6 +50,9 @@ def test_every_operation_with_a_group_goes_through_a_typed_kernel(found):
         ("recv", {"recv/2/0/7/0": 1}),
         ("group_send", {"send/0/2/0/1": 1}),
         ("functional", {"collective/0": 1}),
+        ("new_group", {"collective/group creation": 1}),
+        ("new_local_group", {"collective/group creation": 1}),  # no agent: no ranks are known
+        ("others_group", {}),
         ("inference", {"collective/0": 1}),
         ("thread", {"collective/0": 1}),
     ],

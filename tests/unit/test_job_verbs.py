@@ -31,6 +31,14 @@ OUTCOME = {
     "sizes": {"stored_bytes": 1 << 20, "read_bytes": 3 << 20},
 }
 
+STOOD = {
+    "times": {"t_cut": 0.125, "t_quiet": 0.25, "stall": 0.2},
+    "stand": [
+        {"rank": rank, "place": place, "waiting": [], "asked_at_step": 6, "step": 7}
+        for rank, place in enumerate(["boundary", "gate", "boundary", "boundary"])
+    ],
+}
+
 
 @pytest.fixture
 def runtime_dir(tmp_path, monkeypatch) -> Path:
@@ -97,6 +105,19 @@ def test_request_reaches_the_agent_and_its_outcome_comes_back(agent, capsys, ver
     assert main([verb, name, "--deadline", "1m", "--json"]) == 0
     assert agent.asked[-1] == {"do": verb, "deadline_seconds": 60.0}
     assert json.loads(capsys.readouterr().out) == OUTCOME
+
+
+def test_dry_run_says_where_the_ranks_stood_and_names_no_snapshot(agent, capsys):
+    agent.outcome = STOOD
+    assert main(["checkpoint", "gpt", "--dry-run", "--deadline", "5s"]) == 0
+    assert agent.asked[-1] == {"do": "dry-run", "deadline_seconds": 5.0}
+    text = capsys.readouterr().out
+    assert text.splitlines() == [
+        "3 ranks at a step boundary, 1 between two operations: t_cut 0.12 s, t_quiet 0.25 s",
+        "nothing was saved, the job goes on",
+    ]
+    assert main(["checkpoint", "gpt", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == STOOD
 
 
 def test_request_that_fails_brings_the_agents_sentence_and_code(agent, capsys):

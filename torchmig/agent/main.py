@@ -183,10 +183,9 @@ class Program:
             return {**session.status(), "pid": os.getpid()}
         if request["do"] == "explain":
             return {"text": session.explain()}
-        if request["do"] in (Kind.CHECKPOINT, Kind.SUSPEND):
+        if request["do"] in set(Kind):
             kind = Kind(request["do"])
-            outcome = session.ask(kind, request.get("deadline_seconds")).result()
-            return {"snapshot": outcome.snapshot, "times": outcome.times, "sizes": outcome.sizes}
+            return session.ask(kind, request.get("deadline_seconds")).result().answer()
         raise UsageError(f"agents know no request '{request['do']}'")
 
     def _serve_plain(self, request: dict[str, Any], settings: Settings) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torchmig.cut import (
     Pending,
     Planner,
     PlannerOptions,
+    RankView,
     Report,
     Withdrawn,
     pack_orders,
@@ -48,6 +49,7 @@ class Kind(StrEnum):
 
     CHECKPOINT = "checkpoint"  # and go on
     SUSPEND = "suspend"  # and end
+    DRY_RUN = "dry-run"  # only stand still together, save nothing, and go on
 
 
 class NodeHandle(Protocol):
@@ -97,11 +99,29 @@ class Job:
 class Outcome:
     """What a request has brought."""
 
-    snapshot: str
+    snapshot: str  # its id; empty after a dry run
     kind: Kind
     times: dict[str, float]  # seconds
     sizes: dict[str, int]  # bytes
     on_node_only: str = ""  # why the repository does not have it, if it is in nodes' folders only
+    stand: tuple[dict[str, Any], ...] = ()  # of a dry run: where each rank stood
+
+    def answer(self) -> dict[str, Any]:
+        """Return what whoever has asked is told; docs/json.md lists it."""
+        if self.kind is Kind.DRY_RUN:
+            return {"times": self.times, "stand": list(self.stand)}
+        return {"snapshot": self.snapshot, "times": self.times, "sizes": self.sizes}
+
+    @classmethod
+    def from_answer(cls, kind: Kind, answer: dict[str, Any]) -> "Outcome":
+        """Return the outcome that another agent was told."""
+        return cls(
+            snapshot=answer.get("snapshot", ""),
+            kind=kind,
+            times=answer["times"],
+            sizes=answer.get("sizes", {}),
+            stand=tuple(answer.get("stand", ())),
+        )
 
 
 class Request:
@@ -119,6 +139,7 @@ class Request:
         self._keys: dict[str, str] = {}
         self._dumps: list[dict[str, Any]] = []
         self._on_node_only = ""
+        self._stand: tuple[dict[str, Any], ...] = ()
 
     def run(self) -> Outcome:
         """Carry the request out.
@@ -129,23 +150,46 @@ class Request:
         # Held to the very end: the way back may need what has been written already.
         with ExitStack() as held:
             try:
-                self.job.depot.prepare()
-                snapshot = self._phases(held)
+                if self.kind is Kind.DRY_RUN:
+                    self._try()
+                    snapshot = ""
+                else:
+                    self.job.depot.prepare()
+                    snapshot = self._phases(held)
             except BaseException:
                 self._walk_back()
                 raise
-        return Outcome(snapshot, self.kind, self._times, self._sizes, self._on_node_only)
+        return Outcome(
+            snapshot, self.kind, self._times, self._sizes, self._on_node_only, self._stand
+        )
 
-    def _phases(self, held: ExitStack) -> str:
+    def _try(self) -> None:
+        """Go as far as costs the job nothing but the time that it stands still."""
+        self._come_to_rest()
+        assert self.planner is not None
+        self._stand = tuple(_where(view) for view in self.planner.view())
+        self._every("release")
+        self._times["stall"] = self._seconds() - self._times["t_cut"]
+
+    def _come_to_rest(self) -> bool:
+        """Bring the job to where its state can be taken; return whether it uses GPUs."""
         phase = self.job.progress.phase
         with phase("preflight"):
             use_gpus = any(node["uses_gpu"] for node in self._every("preflight"))
         with phase("cut"):
             self._cut()
+            self._times["t_cut"] = self._seconds()
             self._refuse()
-        self._times["t_cut"] = self._seconds()
         with phase("quiesce"):
-            self._quiesce()
+            self._wait_for_quiet()
+        self._times["t_quiet"] = self._seconds()
+        return use_gpus
+
+    def _phases(self, held: ExitStack) -> str:
+        phase = self.job.progress.phase
+        use_gpus = self._come_to_rest()
+        with phase("take down"):
+            self._take_down()
         repository: Repository | None = None
         if use_gpus:
             # GPU memory that staging cannot hold is written at once.
@@ -220,8 +264,8 @@ class Request:
                 f"cannot checkpoint job '{self.job.name.name}': {'; '.join(reasons)}"
             )
 
-    def _quiesce(self) -> None:
-        """Wait until nothing moves on any rank, save the store, take communication down."""
+    def _wait_for_quiet(self) -> None:
+        """Wait until nothing moves on any rank: all that has been issued is complete."""
         deadline = time.monotonic() + QUIET_SECONDS
         while True:
             # A rank's answer covers the time since its last one. All answers of one round are
@@ -236,6 +280,9 @@ class Request:
                     f"its communication did not come to rest within {QUIET_SECONDS:g} s"
                 )
             time.sleep(QUIET_PAUSE_SECONDS)
+
+    def _take_down(self) -> None:
+        """Save the store and take communication down; nothing moves any more."""
         first = self.job.nodes[0].call("call", name="store_keys")
         self._keys = next((keys for _, keys in first if keys), {})
         self._down = True
@@ -353,3 +400,15 @@ class Request:
         if errors:
             raise errors[0]
         return [future.result() for future in futures]
+
+
+def _where(view: RankView) -> dict[str, Any]:
+    """Return where a rank stands, for programs."""
+    assert view.report is not None
+    return {
+        "rank": view.rank,
+        "place": str(view.report.place),
+        "waiting": [str(key) for key in view.report.waiting],
+        "asked_at_step": view.asked_at_step,
+        "step": view.report.steps,
+    }

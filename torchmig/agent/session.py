@@ -185,7 +185,7 @@ class Session:
             threading.Thread(target=self._send_reports, name="reports", daemon=True).start()
 
     def ask(self, kind: Kind, deadline_seconds: float | None = None) -> Future[Outcome]:
-        """Ask for a checkpoint or a suspend; the future ends with it."""
+        """Ask for a checkpoint, a suspend or a dry run; the future ends with it."""
         future: Future[Outcome] = Future()
         deadline = deadline_seconds or self.settings.deadline_seconds
         if self.is_coordinator:
@@ -264,12 +264,13 @@ class Session:
                 log.exception("%s of job '%s' failed", kind, self.meeting.job)
                 future.set_exception(error)
             else:
-                self.last_snapshot = outcome.snapshot
+                self.last_snapshot = outcome.snapshot or self.last_snapshot
                 future.set_result(outcome)
                 if kind is Kind.SUSPEND:
                     self.on_suspended(outcome)
                     return
-                self.on_checkpointed(outcome)
+                if kind is Kind.CHECKPOINT:
+                    self.on_checkpointed(outcome)
             self.state = "running"
 
     def _carry_out_one(self, kind: Kind, deadline_seconds: float) -> Outcome:
@@ -330,8 +331,8 @@ class Session:
         if method == "explain":
             return self.explain()
         if method == "ask":
-            outcome = self.ask(Kind(arguments["kind"]), arguments["deadline_seconds"]).result()
-            return {"snapshot": outcome.snapshot, "times": outcome.times, "sizes": outcome.sizes}
+            asked = self.ask(Kind(arguments["kind"]), arguments["deadline_seconds"])
+            return asked.result().answer()
         raise TorchmigError(f"the coordinator does not serve '{method}'")
 
     # Every agent's side.
@@ -377,12 +378,12 @@ class Session:
         assert self._channel is not None
         try:
             answer = self._channel.call("ask", kind=str(kind), deadline_seconds=deadline)
-            outcome = Outcome(answer["snapshot"], kind, answer["times"], answer["sizes"])
+            outcome = Outcome.from_answer(kind, answer)
         except TorchmigError as error:
             log.error("%s", error)
             future.set_exception(error)
         else:
-            self.last_snapshot = outcome.snapshot
+            self.last_snapshot = outcome.snapshot or self.last_snapshot
             future.set_result(outcome)
 
 

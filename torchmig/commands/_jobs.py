@@ -1,6 +1,7 @@
 """What the verbs that talk to running jobs share."""
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,13 @@ from torchmig.agent.control import ask, find_job
 from torchmig.console import Output
 from torchmig.units import format_duration, format_size, parse_duration
 
-_TIMES = ("t_cut", "t_release", "t_durable")
+_TIMES = ("t_cut", "t_quiet", "t_release", "t_durable")
+_PLACES = {
+    "boundary": "at a step boundary",
+    "gate": "between two operations",
+    "python": "between two lines of Python",
+    "store": "waiting for a key in the store",
+}
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +30,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def request(kind: str, options: argparse.Namespace) -> None:
-    """Ask a job for a checkpoint or a suspend, wait until it is durable, and print the outcome."""
+    """Ask a job for a checkpoint, a suspend or a dry run, wait for it, and print the outcome."""
     path = find_job(Path(options.runtime_dir), options.job)
     question: dict[str, Any] = {"do": kind}
     if options.deadline is not None:
@@ -33,13 +40,23 @@ def request(kind: str, options: argparse.Namespace) -> None:
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:
-    times, sizes = answer["times"], answer["sizes"]
+    times, sizes = answer["times"], answer.get("sizes", {})
     shown = ", ".join(f"{name} {format_duration(times[name])}" for name in _TIMES if name in times)
+    if "stand" in answer:
+        return [f"{_standing(answer['stand'])}: {shown}", "nothing was saved, the job goes on"]
     lines = [f"snapshot {answer['snapshot'][:8]}: {shown}"]
     if "stored_bytes" in sizes and "read_bytes" in sizes:
         stored, read = format_size(sizes["stored_bytes"]), format_size(sizes["read_bytes"])
         lines.append(f"{stored} newly stored of {read}")
     return lines
+
+
+def _standing(ranks: list[dict[str, Any]]) -> str:
+    """Return '6 ranks at a step boundary, 2 between two operations'."""
+    counts = Counter(_PLACES.get(rank["place"], rank["place"]) for rank in ranks)
+    (place, first), *others = counts.most_common()
+    words = [f"{first} rank{'s' if first != 1 else ''} {place}"]
+    return ", ".join([*words, *(f"{count} {place}" for place, count in others)])
 
 
 def _duration(text: str) -> float:

@@ -32,6 +32,7 @@ class RankView:
         lacks: operations that the rank has still to issue before it may stand, with the counter it
             must come to.
         members: ranks of the keys in `lacks` and of those that the rank is held at.
+        asked_at_step: optimizer steps that the rank had ended when it took its first order.
     """
 
     rank: int
@@ -39,6 +40,7 @@ class RankView:
     since: float
     lacks: Mapping[Key, int]
     members: Mapping[Key, tuple[int, ...]]
+    asked_at_step: int = 0
 
 
 def describe_key(key: Key) -> str:

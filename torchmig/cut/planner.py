@@ -185,6 +185,7 @@ class Planner:
                     key: self._ledger.members(key)
                     for key in (*self._ledger.missing[index], *self._held.get(index, ()))
                 },
+                asked_at_step=rank.first_steps,
             )
             for index, rank in enumerate(self._ranks)
         ]

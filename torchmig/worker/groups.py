@@ -56,7 +56,10 @@ def _new_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind_partial(*args, **kwargs).arguments
     # Otherwise the whole job has to make a group, those who will not be in it as well.
     only_members = given.get("use_local_synchronization", False)
-    with _making(sorted(given.get("ranks") or []) if only_members else []):
+    ranks = given.get("ranks") if only_members else None
+    if ranks is not None and dist.get_rank() not in ranks:
+        return original(*args, **kwargs)  # torch sends it away: it takes no part
+    with _making(sorted(ranks or [])):
         return original(*args, **kwargs)
 
 
