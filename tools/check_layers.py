@@ -28,7 +28,10 @@ class Layer:
     others: tuple[str, ...] = ()
 
 
-BASE = ("errors", "exit_codes", "units", "config", "console", "criu", "host", "progress")
+BASE = (
+    *("errors", "exit_codes", "units", "config", "console", "criu", "host", "progress"),
+    "together",
+)
 LAYERS: dict[str, Layer] = {
     "__init__": Layer(()),
     "__main__": Layer(("commands",)),
@@ -38,6 +41,7 @@ LAYERS: dict[str, Layer] = {
     "config": Layer(("errors", "units")),
     "console": Layer(("errors", "units")),
     "progress": Layer(("units",), ("rich",)),
+    "together": Layer(()),
     "criu": Layer(("errors",)),
     "host": Layer(("errors", "units", "criu"), ("pynvml",)),
     "cut": Layer(("errors",)),

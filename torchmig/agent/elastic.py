@@ -4,7 +4,6 @@ import logging
 import uuid
 from base64 import b64decode
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -187,21 +186,9 @@ class Agent(LocalElasticAgent):
             worker_group.store.set(key, "yes")
         else:
             worker_group.store.get(key)
-        where = {
-            "host": session.place.host,
-            "port": session.place.port,
-            "prefix": session.place.prefix,
-            "generation": session.meeting.generation,
-            "timeout_seconds": REBUILD_SECONDS,
-        }
         session.node.refill()
-        with ThreadPoolExecutor(max_workers=len(session.node.ranks)) as pool:
-            futures = [
-                pool.submit(rank.link.call, "build_up", where, REBUILD_SECONDS)
-                for rank in session.node.ranks
-            ]
-        for future in futures:
-            future.result()
+        where = session.place.to_request(session.meeting.generation, REBUILD_SECONDS)
+        session.node.call("build_up", where, REBUILD_SECONDS)
         session.node.release()
 
     @staticmethod

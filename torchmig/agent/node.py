@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -32,6 +31,7 @@ from torchmig.cut import Report, State, unpack_orders
 from torchmig.errors import HostUnfitError, RequestWithdrawnError, TorchmigError
 from torchmig.repo import Depot, RankSection, Stream
 from torchmig.repo.manifest import decode_manifest
+from torchmig.together import together
 
 log = logging.getLogger(__name__)
 
@@ -166,14 +166,12 @@ class Node:
         self, name: str, request: Any = None, timeout_seconds: float = 60.0
     ) -> list[tuple[int, Any]]:
         """Call a phase in every rank, side by side."""
-        return self._each(
-            lambda rank: (rank.rank, rank.link.call(name, request, timeout_seconds)), self.ranks
-        )
+        return self._each(lambda rank: (rank.rank, rank.link.call(name, request, timeout_seconds)))
 
     def capture(self, depot: dict[str, Any]) -> list[dict[str, Any]]:
         """Bring the GPU memory of all ranks into staging and give their GPUs free."""
         self.frozen.set()
-        self._each(lambda rank: rank.gpu.capture(rank.link, Depot.from_dict(depot)), self.ranks)
+        self._each(lambda rank: rank.gpu.capture(rank.link, Depot.from_dict(depot)))
         rank_gpu.suspend([(rank.gpu, rank.process.tree()) for rank in self.ranks])
         return [
             {"rank": rank.rank, "live_bytes": rank.gpu.live_bytes, "seconds": rank.gpu.seconds}
@@ -205,7 +203,7 @@ class Node:
         root = self._work_root()
         for rank in self.ranks:
             rank.capture = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=root))
-        return self._each(self._dump_rank, self.ranks)
+        return self._each(self._dump_rank)
 
     def _dump_rank(self, rank: Rank) -> dict[str, Any]:
         assert self.criu is not None
@@ -279,7 +277,7 @@ class Node:
         for rank in self.ranks:
             self._wake(rank)
         rank_gpu.resume([rank.gpu for rank in self.ranks])
-        self._each(self._reconnect, self.ranks)
+        self._each(self._reconnect)
         self.refill()
         self.frozen.clear()
 
@@ -292,7 +290,7 @@ class Node:
 
     def refill(self) -> None:
         """Give the ranks their GPU memory again."""
-        self._each(lambda rank: rank.gpu.refill(rank.link), self.ranks)
+        self._each(lambda rank: rank.gpu.refill(rank.link))
 
     def clean(self) -> None:
         """Remove what was captured."""
@@ -345,16 +343,18 @@ class Node:
             rank.link.wait_connected()
             rank.stage = Stage.RUNNING
 
-    def _each(self, work: Callable[[Rank], Any], ranks: list[Rank]) -> list[Any]:
-        """Do something with all ranks side by side; all have ended when this returns or raises."""
-        with ThreadPoolExecutor(max_workers=max(1, len(ranks))) as pool:
-            futures = [pool.submit(work, rank) for rank in ranks]
-        errors = [error for f in futures if (error := f.exception()) is not None]
-        if errors:
-            if isinstance(errors[0], TorchmigError):
-                raise errors[0]
-            raise RequestWithdrawnError(f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
-        return [future.result() for future in futures]
+    def _each(self, work: Callable[[Rank], Any]) -> list[Any]:
+        """Do something with all ranks side by side."""
+
+        def foreseen(rank: Rank) -> Any:
+            try:
+                return work(rank)
+            except TorchmigError:
+                raise
+            except Exception as error:
+                raise RequestWithdrawnError(f"{type(error).__name__}: {error}") from error
+
+        return together(foreseen, self.ranks)
 
     def _work_root(self) -> str:
         if self.work_dir is not None:

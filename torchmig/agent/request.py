@@ -11,9 +11,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -35,6 +34,7 @@ from torchmig.errors import (
 )
 from torchmig.progress import Progress
 from torchmig.repo import Depot, JobName, Manifest, RankSection, Repository
+from torchmig.together import together
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,15 @@ class Place:
     host: str
     port: int
     prefix: str  # of the script's keys; empty in a job's first life
+
+    def to_request(self, generation: str, timeout_seconds: float) -> dict[str, Any]:
+        """Return what ranks are asked with to build their communication up here.
+
+        Args:
+            generation: Not used before in this job.
+            timeout_seconds: How long they may wait for each other.
+        """
+        return {**asdict(self), "generation": generation, "timeout_seconds": timeout_seconds}
 
 
 @dataclass
@@ -301,14 +310,7 @@ class Request:
         """Let dumped or stopped ranks go on in place."""
         self._every("reattach")
         if self._down:
-            place = self.job.place
-            where = {
-                "host": place.host,
-                "port": place.port,
-                "prefix": place.prefix,
-                "generation": uuid.uuid4().hex[:12],
-                "timeout_seconds": WALK_BACK_SECONDS,
-            }
+            where = self.job.place.to_request(uuid.uuid4().hex[:12], WALK_BACK_SECONDS)
             self._every("call", name="build_up", request=where, timeout_seconds=WALK_BACK_SECONDS)
             self._down = False
         self._every("release")
@@ -392,14 +394,8 @@ class Request:
             )
 
     def _every(self, method: str, **arguments: Any) -> list[Any]:
-        """Call a method on all nodes side by side; all have answered when this ends."""
-        nodes = self.job.nodes
-        with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
-            futures = [pool.submit(node.call, method, **arguments) for node in nodes]
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-        return [future.result() for future in futures]
+        """Call a method on all nodes side by side."""
+        return together(lambda node: node.call(method, **arguments), self.job.nodes)
 
 
 def _where(view: RankView) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from torchmig.criu import Criu
 from torchmig.cut import Report
 from torchmig.errors import SnapshotUnfitError
 from torchmig.repo import Depot, Manifest, RankSection
+from torchmig.together import together
 from torchmig.worker import SOCKET
 
 # What the ranks need so that they can be dumped; the user's own value wins.
@@ -129,24 +130,22 @@ class SnapshotStarter:
             Path(self.work_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
         work = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=self.work_dir))
         started: list[Rank] = []
+
+        def restore(each: tuple[RankPlan, RankSection, int, RankGpu]) -> Rank:
+            plan, section, lock, gpu = each
+            rank = self._restore(plan, section, work / str(plan.rank), lock, gpu)
+            started.append(rank)
+            return rank
+
         try:
             rank_gpus = [self._gpu(section, len(sections)) for section in sections]
-            with ThreadPoolExecutor(max_workers=len(sections) + 1) as pool:
+            with ThreadPoolExecutor(max_workers=1) as pool:
                 # GPU bytes flow into staging while CRIU restores.
                 loading = pool.submit(self._load, sections, rank_gpus)
                 self._fetch(sections, work)
-                futures = [
-                    pool.submit(self._restore, plan, section, work, lock, gpu)
-                    for plan, section, lock, gpu in zip(
-                        plans, sections, locks, rank_gpus, strict=True
-                    )
-                ]
-            errors = [error for f in futures if (error := f.exception()) is not None]
-            started = [future.result() for future in futures if future.exception() is None]
-            if errors:
-                raise errors[0]
+                ranks = together(restore, zip(plans, sections, locks, rank_gpus, strict=True))
             loading.result()
-            for rank in started:
+            for rank in ranks:
                 rank.gpu.adopt(rank.process.tree(), gpu_maps.get(rank.rank, {}))
             rank_gpu.resume(rank_gpus)
         except BaseException:
@@ -155,7 +154,7 @@ class SnapshotStarter:
             raise
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        return started
+        return ranks
 
     def _gpu(self, section: RankSection, ranks: int) -> RankGpu:
         gpu = new_gpu(RankFolder(Path(section.state["folder"])))
@@ -198,7 +197,7 @@ class SnapshotStarter:
                 folders.make(section.state["folders"])
 
     def _restore(
-        self, plan: RankPlan, section: RankSection, work: Path, lock: int, gpu: RankGpu
+        self, plan: RankPlan, section: RankSection, dumped: Path, lock: int, gpu: RankGpu
     ) -> Rank:
         state = section.state
         folder = RankFolder(Path(state["folder"]))
@@ -207,7 +206,7 @@ class SnapshotStarter:
         process = RankProcess()
         try:
             link.listen()
-            process.adopt(trees.restore(self.criu, process.init_pid, work / str(section.rank)))
+            process.adopt(trees.restore(self.criu, process.init_pid, dumped))
             link.wait_connected()
         except BaseException:
             process.kill()

@@ -7,14 +7,14 @@ waits for another's GPU would never come to rest.
 
 import ctypes
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from typing import Any
 from uuid import UUID
 
 from torchmig.errors import HostUnfitError, TorchmigError, UsageError
+from torchmig.together import attempts, together
 
 log = logging.getLogger(__name__)
 
@@ -167,8 +167,8 @@ def suspend_all(pids: Sequence[int], timeout_seconds: float = LOCK_TIMEOUT_SECON
         DriverError: The driver refused a process.
     """
     try:
-        _each(lambda pid: lock(pid, timeout_seconds), pids)
-        _each(checkpoint, pids)
+        together(lambda pid: lock(pid, timeout_seconds), pids)
+        together(checkpoint, pids)
         _verify(pids)
     except BaseException:
         resume_all(pids)
@@ -194,26 +194,11 @@ def resume_all(pids: Sequence[int], gpus: Mapping[int, Mapping[UUID, UUID]] | No
     """
     maps = gpus or {}
     checkpointed = [pid for pid in pids if state(pid) is ProcessState.CHECKPOINTED]
-    errors = _tried(lambda pid: restore(pid, maps.get(pid)), checkpointed)
+    ended = attempts(lambda pid: restore(pid, maps.get(pid)), checkpointed)
     locked = [pid for pid in pids if state(pid) is ProcessState.LOCKED]
-    errors += _tried(unlock, locked)
-    if errors:
-        raise errors[0]
-
-
-def _each(action: Callable[[int], None], pids: Sequence[int]) -> None:
-    errors = _tried(action, pids)
-    if errors:
-        raise errors[0]
-
-
-def _tried(action: Callable[[int], None], pids: Sequence[int]) -> list[BaseException]:
-    """Do it to all side by side and return what went wrong."""
-    if not pids:
-        return []
-    with ThreadPoolExecutor(max_workers=len(pids)) as pool:
-        futures = [pool.submit(action, pid) for pid in pids]
-    return [error for future in futures if (error := future.exception()) is not None]
+    ended += attempts(unlock, locked)
+    for future in ended:
+        future.result()
 
 
 def gpu_map(
