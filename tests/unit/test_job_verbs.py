@@ -107,6 +107,13 @@ def test_request_reaches_the_agent_and_its_outcome_comes_back(agent, capsys, ver
     assert json.loads(capsys.readouterr().out) == OUTCOME
 
 
+def test_a_snapshot_that_is_on_the_nodes_only_is_called_so(agent, capsys):
+    agent.outcome = OUTCOME | {"on_node_only": "the server does not answer"}
+    assert main(["suspend", "gpt"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "on this job's nodes only: the server does not answer"
+
+
 def test_dry_run_says_where_the_ranks_stood_and_names_no_snapshot(agent, capsys):
     agent.outcome = STOOD
     assert main(["checkpoint", "gpt", "--dry-run", "--deadline", "5s"]) == 0

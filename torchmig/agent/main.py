@@ -224,13 +224,7 @@ class Program:
             f"{event} into snapshot {outcome.snapshot[:8]}: {times}, "
             f"{format_size(stored)} stored of {format_size(read)}"
             + (", on this job's nodes only" if outcome.on_node_only else ""),
-            {
-                "event": event,
-                "snapshot": outcome.snapshot,
-                "times": outcome.times,
-                "sizes": outcome.sizes,
-                "on_node_only": outcome.on_node_only,
-            },
+            {"event": event, **outcome.answer()},
         )
 
     def _summary(self, text: str, document: dict[str, Any]) -> None:

@@ -119,7 +119,12 @@ class Outcome:
         """Return what whoever has asked is told; docs/json.md lists it."""
         if self.kind is Kind.DRY_RUN:
             return {"times": self.times, "stand": list(self.stand)}
-        return {"snapshot": self.snapshot, "times": self.times, "sizes": self.sizes}
+        return {
+            "snapshot": self.snapshot,
+            "times": self.times,
+            "sizes": self.sizes,
+            "on_node_only": self.on_node_only,
+        }
 
     @classmethod
     def from_answer(cls, kind: Kind, answer: dict[str, Any]) -> "Outcome":
@@ -129,6 +134,7 @@ class Outcome:
             kind=kind,
             times=answer["times"],
             sizes=answer.get("sizes", {}),
+            on_node_only=answer.get("on_node_only", ""),
             stand=tuple(answer.get("stand", ())),
         )
 

@@ -48,6 +48,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     if "stored_bytes" in sizes and "read_bytes" in sizes:
         stored, read = format_size(sizes["stored_bytes"]), format_size(sizes["read_bytes"])
         lines.append(f"{stored} newly stored of {read}")
+    if answer.get("on_node_only"):
+        lines.append(f"on this job's nodes only: {answer['on_node_only']}")
     return lines
 
 
