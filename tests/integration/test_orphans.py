@@ -152,6 +152,34 @@ def test_what_a_killed_agent_leaves_in_files_is_removed_by_the_next_one(tmp_path
     assert list(runtime.iterdir()) == []
 
 
+def test_images_that_a_killed_agent_leaves_are_removed_by_the_next_one(tmp_path):
+    work = tmp_path / "w"
+    options = (f"--runtime-dir={tmp_path}/r", f"--work-dir={work}")
+    run = run_marked(tmp_path, "--nproc-per-node=2", *options, *DDP)
+    run.wait_for_step(3).signal(signal.SIGUSR2)
+    wait_until(lambda: list(work.glob("*/images/pages-*.img")), lambda: run.errors)
+    run.signal(signal.SIGKILL)
+    run.process.wait()
+    assert_nothing_left(tmp_path)
+    left = list(work.iterdir())
+    assert len(left) == 2
+
+    # What is not an agent's own stays: a link to elsewhere, and another user's.
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "images").mkdir(parents=True)
+    link, foreign = (
+        left[0].with_name(f"{left[0].name[:-8]}{end}") for end in ("linklink", "elses_00")
+    )
+    link.symlink_to(elsewhere)
+    foreign.mkdir()
+    os.chown(foreign, 65534, 65534)
+
+    again = run_marked(tmp_path, *options, JOBS / "report.py", "wait").wait_for("rank 0 waits")
+    assert sorted(work.iterdir()) == sorted([link, foreign])
+    assert list(elsewhere.iterdir()) == [elsewhere / "images"]
+    assert again.signal(signal.SIGTERM).wait() == 1
+
+
 def test_a_restore_right_after_the_commit(tmp_path):
     """While the agent that has suspended the job is still on its way out."""
     run = run_marked(tmp_path, f"--job={job_of(tmp_path)}", JOBS / "single.py", "60", "training")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch.distributed import run as torchrun
 
+from torchmig.agent import workfolders
 from torchmig.agent.elastic import describe_launch
 from torchmig.agent.ranks import RankProcess, sweep
 from torchmig.agent.session import Settings
@@ -159,6 +160,7 @@ def _require_own_ranks(arguments: argparse.Namespace) -> None:
         ) from error
     RankProcess().kill()  # tried, because what a kernel or a container allows is written nowhere
     sweep(folder)
+    workfolders.sweep(arguments.work_dir)
 
 
 def _job_name(arguments: argparse.Namespace) -> str:

@@ -53,12 +53,11 @@ class RankLink:
 
     def listen(self) -> None:
         """Take the rank's next connection; returns at once."""
-        self.path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._close_listener()
+        listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(self.path))
         self.path.chmod(0o600)
         listener.listen(1)
-        self._listener = listener
         self._connected.clear()
         self._gone.clear()
         threading.Thread(
@@ -143,6 +142,8 @@ class RankLink:
     def _close_listener(self) -> None:
         self.path.unlink(missing_ok=True)
         if self._listener is not None:
+            with contextlib.suppress(OSError):  # not listening any more
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread out of accept()
             self._listener.close()
             self._listener = None
 

@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from torchmig.agent import gpu as rank_gpu
+from torchmig.agent import workfolders
+from torchmig.agent.claims import Claim
 from torchmig.agent.gpu import GpuStage, RankGpu
 from torchmig.agent.link import RankGoneError, RankLink
 from torchmig.agent.ranks import RankFolder, RankProcess
+from torchmig.agent.workfolders import WorkFolder
 from torchmig.capture import files, folders
 from torchmig.capture.device import environment, gpus
 from torchmig.capture.process import images, trees
@@ -59,36 +61,37 @@ class Rank:
     stdout: str
     stderr: str
     error_file: str
-    lock: int  # descriptor that holds the lock of the folder
+    claim: Claim  # to the folder
     passed_on: dict[str, int]  # how much of a stream's file has been printed in an earlier life
     gpu: RankGpu
     stage: Stage = Stage.RUNNING
-    capture: Path | None = None  # images and copies of files, until they are in the repository
+    capture: WorkFolder | None = (
+        None  # images and copies of files, until they are in the repository
+    )
     written: list[files.WrittenFile] = field(default_factory=list)
     needed: list[files.NeededFile] = field(default_factory=list)
     occupied: list[folders.Folder] = field(default_factory=list)
 
     def end(self) -> None:
         """End the process and give the folder up; may be called twice."""
-        if self.lock < 0:
-            return  # the folder may be another agent's by now
+        if self.claim.released:
+            return  # what is in the folder may be another agent's by now
         self.process.kill()
         self.link.close()
         self.gpu.close()
-        os.close(self.lock)
-        self.lock = -1
+        self.claim.release()
 
     @property
     def images(self) -> Path:
         """Folder of CRIU's images."""
         assert self.capture is not None
-        return self.capture / "images"
+        return self.capture.path / "images"
 
     @property
     def copies(self) -> Path:
         """Folder of the copied files."""
         assert self.capture is not None
-        return self.capture / "files"
+        return self.capture.path / "files"
 
 
 @dataclass
@@ -134,7 +137,7 @@ class Node:
             if unfit:
                 raise HostUnfitError(f"cannot checkpoint GPU ranks: {'; '.join(unfit)}")
         need = sum(_resident_bytes(pid) for rank in self.ranks for pid in rank.process.tree())
-        folder = self._work_root()
+        folder = workfolders.root(self.work_dir)
         free = shutil.disk_usage(folder).free
         if free < need:
             raise HostUnfitError(
@@ -200,9 +203,8 @@ class Node:
     def dump(self) -> list[dict[str, Any]]:
         """Dump all rank trees, side by side, and copy their files; the trees are left stopped."""
         self.frozen.set()
-        root = self._work_root()
         for rank in self.ranks:
-            rank.capture = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=root))
+            rank.capture = workfolders.make(self.work_dir)
         return self._each(self._dump_rank)
 
     def _dump_rank(self, rank: Rank) -> dict[str, Any]:
@@ -296,7 +298,7 @@ class Node:
         """Remove what was captured."""
         for rank in self.ranks:
             if rank.capture is not None:
-                shutil.rmtree(rank.capture, ignore_errors=True)
+                rank.capture.remove()
                 rank.capture = None
 
     def release(self) -> None:
@@ -355,12 +357,6 @@ class Node:
                 raise RequestWithdrawnError(f"{type(error).__name__}: {error}") from error
 
         return together(foreseen, self.ranks)
-
-    def _work_root(self) -> str:
-        if self.work_dir is not None:
-            Path(self.work_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
-            return self.work_dir
-        return tempfile.gettempdir()
 
 
 _SERVED = {

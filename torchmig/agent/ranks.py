@@ -1,11 +1,9 @@
 """Rank processes of a node: each under a rank-init in a PID namespace of its own."""
 
 import contextlib
-import fcntl
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchmig.agent import rankinit
+from torchmig.agent import claims, rankinit
+from torchmig.agent.claims import Claim
 from torchmig.errors import HostUnfitError, RepositoryLockedError, TorchmigError
 
 START_TIMEOUT_SECONDS = 30.0
@@ -63,8 +62,8 @@ class RankFolder:
         """File of the rank's standard error."""
         return self.path / "stderr"
 
-    def claim(self) -> int:
-        """Make the folder and lock it; return the descriptor that holds the lock.
+    def claim(self) -> Claim:
+        """Make the folder and lock it.
 
         Raises:
             RepositoryLockedError: A running job has it.
@@ -72,39 +71,19 @@ class RankFolder:
         while True:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
-                fd = self._lock()
+                taken = claims.claim(self.path)
             except FileNotFoundError:
                 continue  # removed at this moment by an agent that has ended
-            if fd is None:
+            if taken is None:
                 raise RepositoryLockedError(
                     f"cannot start rank in '{self.path}': a job of this name runs here already; "
                     "end or suspend it first, or start this one under another '--job'"
                 )
-            return fd
+            return taken
 
     def remove(self) -> None:
         """Remove the folder, unless an agent has it; the one of a restored job, for example."""
-        with contextlib.suppress(FileNotFoundError):
-            fd = self._lock()
-            if fd is not None:
-                shutil.rmtree(self.path, ignore_errors=True)
-                os.close(fd)
-
-    def _lock(self) -> int | None:
-        """Return a descriptor that holds the lock, None if another one does."""
-        path = self.path / "lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.stat().st_ino != os.fstat(fd).st_ino:
-                raise FileNotFoundError(path)  # locked, but removed in between
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except FileNotFoundError:
-            os.close(fd)
-            raise
-        return fd
+        claims.remove_unclaimed(self.path)
 
 
 class RankProcess:

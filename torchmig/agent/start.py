@@ -2,10 +2,9 @@
 
 import os
 import platform
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +12,8 @@ from typing import Protocol
 import torch
 
 from torchmig.agent import gpu as rank_gpu
+from torchmig.agent import workfolders
+from torchmig.agent.claims import Claim
 from torchmig.agent.gpu import RankGpu
 from torchmig.agent.link import RankLink
 from torchmig.agent.node import Rank
@@ -64,34 +65,33 @@ class ScriptStarter:
 
     def start(self, plans: list[RankPlan]) -> list[Rank]:
         """Start all; if one fails, none is left."""
-        started: list[Rank] = []
-        try:
+        ranks = []
+        with ExitStack() as undo:
             for plan in plans:
-                started.append(self._start(plan))  # noqa: PERF401 - the ones before a failure end
-        except BaseException:
-            for rank in started:
-                rank.end()
-            raise
-        return started
+                ranks.append(self._start(plan))
+                undo.callback(ranks[-1].end)
+            undo.pop_all()
+        return ranks
 
     def _start(self, plan: RankPlan) -> Rank:
         folder = RankFolder(self.job_folder / f"rank-{plan.rank}")
-        lock = folder.claim()
-        for path in (folder.stdout, folder.stderr):
-            path.unlink(missing_ok=True)
-        link = RankLink(plan.rank, folder.control, self.on_report, self.on_ended)
-        process = RankProcess()
-        try:
+        stdout = plan.stdout or str(folder.stdout)
+        stderr = plan.stderr or str(folder.stderr)
+        with ExitStack() as undo:
+            claim = folder.claim()
+            undo.callback(claim.release)
+            for path in (folder.stdout, folder.stderr):
+                path.unlink(missing_ok=True)
+            link = RankLink(plan.rank, folder.control, self.on_report, self.on_ended)
+            undo.callback(link.close)
+            process = RankProcess()
+            undo.callback(process.kill)
             link.listen()
             environment = {**ENVIRONMENT, **os.environ, **plan.env, SOCKET: str(folder.control)}
             environment.update(rank_environment(environment))
-            stdout = plan.stdout or str(folder.stdout)
-            stderr = plan.stderr or str(folder.stderr)
             process.spawn(plan.argv, environment, str(Path.cwd()), stdout, stderr)
-        except BaseException:
-            process.kill()
-            link.close()
-            raise
+            gpu = new_gpu(folder)
+            undo.pop_all()
         return Rank(
             rank=plan.rank,
             local_rank=plan.local_rank,
@@ -101,10 +101,21 @@ class ScriptStarter:
             stdout=stdout,
             stderr=stderr,
             error_file=plan.error_file,
-            lock=lock,
+            claim=claim,
             passed_on={stdout: 0, stderr: 0},
-            gpu=new_gpu(folder),
+            gpu=gpu,
         )
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A rank that is about to be restored."""
+
+    plan: RankPlan
+    section: RankSection
+    folder: RankFolder
+    claim: Claim
+    gpu: RankGpu
 
 
 @dataclass
@@ -125,48 +136,53 @@ class SnapshotStarter:
         sections = [self._section(plan.rank) for plan in plans]
         what = f"snapshot {self.manifest.id[:8]}"
         gpu_maps = rank_gpu.plan_restore(sections, self.gpus, what)
-        locks = [RankFolder(Path(section.state["folder"])).claim() for section in sections]
-        if self.work_dir is not None:
-            Path(self.work_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
-        work = Path(tempfile.mkdtemp(prefix=f"torchmig-{os.getpid()}-", dir=self.work_dir))
-        started: list[Rank] = []
-
-        def restore(each: tuple[RankPlan, RankSection, int, RankGpu]) -> Rank:
-            plan, section, lock, gpu = each
-            rank = self._restore(plan, section, work / str(plan.rank), lock, gpu)
-            started.append(rank)
-            return rank
-
-        try:
-            rank_gpus = [self._gpu(section, len(sections)) for section in sections]
-            with ThreadPoolExecutor(max_workers=1) as pool:
-                # GPU bytes flow into staging while CRIU restores.
-                loading = pool.submit(self._load, sections, rank_gpus)
-                self._fetch(sections, work)
-                ranks = together(restore, zip(plans, sections, locks, rank_gpus, strict=True))
-            loading.result()
+        with ExitStack() as undo:
+            waiting = [
+                self._prepare(plan, section, len(plans), undo)
+                for plan, section in zip(plans, sections, strict=True)
+            ]
+            work = workfolders.make(self.work_dir)
+            try:
+                ranks = self._restore_all(waiting, work.path, undo)
+            finally:
+                work.remove()
             for rank in ranks:
                 rank.gpu.adopt(rank.process.tree(), gpu_maps.get(rank.rank, {}))
-            rank_gpu.resume(rank_gpus)
-        except BaseException:
-            for rank in started:
-                rank.end()
-            raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+            rank_gpu.resume([rank.gpu for rank in ranks])
+            undo.pop_all()
         return ranks
 
-    def _gpu(self, section: RankSection, ranks: int) -> RankGpu:
-        gpu = new_gpu(RankFolder(Path(section.state["folder"])))
+    def _prepare(
+        self, plan: RankPlan, section: RankSection, ranks: int, undo: ExitStack
+    ) -> _Waiting:
+        folder = RankFolder(Path(section.state["folder"]))
+        claim = folder.claim()
+        undo.callback(claim.release)
+        gpu = new_gpu(folder)
+        undo.callback(gpu.close)
         if self.staging_bytes is not None:
             gpu.limit_bytes = self.staging_bytes // ranks
         gpu.take(section, lambda: self.depot.reading(self.manifest))
-        return gpu
+        return _Waiting(plan, section, folder, claim, gpu)
 
-    def _load(self, sections: list[RankSection], rank_gpus: list[RankGpu]) -> None:
+    def _restore_all(self, waiting: list[_Waiting], work: Path, undo: ExitStack) -> list[Rank]:
+        def restore(each: _Waiting) -> Rank:
+            rank = self._restore(each, work / str(each.plan.rank))
+            undo.callback(rank.end)
+            return rank
+
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            # GPU bytes flow into staging while CRIU restores.
+            loading = pool.submit(self._load, waiting)
+            self._fetch([each.section for each in waiting], work)
+            ranks = together(restore, waiting)
+        loading.result()
+        return ranks
+
+    def _load(self, waiting: list[_Waiting]) -> None:
         with self.depot.reading(self.manifest) as reader:
-            for section, gpu in zip(sections, rank_gpus, strict=True):
-                gpu.load(reader, section.streams, f"rank-{section.rank}/")
+            for each in waiting:
+                each.gpu.load(reader, each.section.streams, f"rank-{each.section.rank}/")
 
     def _section(self, rank: int) -> RankSection:
         for section in self.manifest.ranks:
@@ -176,7 +192,7 @@ class SnapshotStarter:
             f"cannot restore snapshot {self.manifest.id[:8]}: it has no rank {rank}"
         )
 
-    def _fetch(self, sections: list[RankSection], work: Path) -> None:
+    def _fetch(self, sections: Sequence[RankSection], work: Path) -> None:
         """Bring images and files here; every byte is checked before the first process starts."""
         with self.depot.reading(self.manifest) as reader:
             reader.verify(
@@ -196,22 +212,18 @@ class SnapshotStarter:
                 files.restore_files(reader, section.streams, written, prefix)
                 folders.make(section.state["folders"])
 
-    def _restore(
-        self, plan: RankPlan, section: RankSection, dumped: Path, lock: int, gpu: RankGpu
-    ) -> Rank:
-        state = section.state
-        folder = RankFolder(Path(state["folder"]))
+    def _restore(self, waiting: _Waiting, dumped: Path) -> Rank:
+        state, plan, folder = waiting.section.state, waiting.plan, waiting.folder
         Path(state["error_file"]).parent.mkdir(parents=True, exist_ok=True)
-        link = RankLink(plan.rank, folder.control, self.on_report, self.on_ended)
-        process = RankProcess()
-        try:
+        with ExitStack() as undo:
+            link = RankLink(plan.rank, folder.control, self.on_report, self.on_ended)
+            undo.callback(link.close)
+            process = RankProcess()
+            undo.callback(process.kill)
             link.listen()
             process.adopt(trees.restore(self.criu, process.init_pid, dumped))
             link.wait_connected()
-        except BaseException:
-            process.kill()
-            link.close()
-            raise
+            undo.pop_all()
         sizes = {file["path"]: file["size_bytes"] for file in state["files"]}
         return Rank(
             rank=plan.rank,
@@ -222,9 +234,9 @@ class SnapshotStarter:
             stdout=state["stdout"],
             stderr=state["stderr"],
             error_file=state["error_file"],
-            lock=lock,
+            claim=waiting.claim,
             passed_on={path: sizes.get(path, 0) for path in (state["stdout"], state["stderr"])},
-            gpu=gpu,
+            gpu=waiting.gpu,
         )
 
 
