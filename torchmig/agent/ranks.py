@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -18,7 +19,10 @@ from torchmig.agent import claims, rankinit
 from torchmig.agent.claims import Claim
 from torchmig.errors import HostUnfitError, RepositoryLockedError, TorchmigError
 
+log = logging.getLogger(__name__)
+
 START_TIMEOUT_SECONDS = 30.0
+END_TIMEOUT_SECONDS = 30.0
 
 
 def sweep(runtime_dir: Path) -> None:
@@ -182,15 +186,36 @@ class RankProcess:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def kill(self) -> None:
-        """End the whole namespace, at once; may be called twice."""
+        """End the whole namespace, at once; may be called twice.
+
+        What the kernel does not let end is left, and said.
+        """
         if getattr(self, "init_pid", 0) and self._outer.poll() is None:
             os.kill(self.init_pid, signal.SIGKILL)
         elif self._outer.poll() is None:
             self._outer.kill()
         self._channel.close()
-        self._outer.wait()
+        self._wait_for_init()
         if self.returncode is None:
             self.returncode = -signal.SIGKILL
+
+    def _wait_for_init(self) -> None:
+        """Wait until the namespace has ended, but not for ever."""
+        try:
+            self._outer.wait(END_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            pid = self.pid or self._outer.pid
+            log.error(
+                "process %d of a rank has not ended %g s after it was killed, and is left: it, or "
+                "one that it has started, waits in the kernel for a driver or a file system, say; "
+                "see '/proc/%d/stack'",
+                pid,
+                END_TIMEOUT_SECONDS,
+                pid,
+            )
+            self._outer.kill()  # it is there to wait for the namespace, which nobody does any more
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._outer.wait(1.0)
 
     def tree(self) -> list[int]:
         """Return the pids, here, of the rank and its descendants."""
@@ -238,7 +263,7 @@ class RankProcess:
             chunk = b""
         if not chunk:
             self._channel.close()
-            self._outer.wait()
+            self._wait_for_init()
             return False
         self._buffer += chunk
         return True
@@ -249,7 +274,7 @@ class RankProcess:
             message = json.loads(line)
             if "status" in message:
                 self.returncode = os.waitstatus_to_exitcode(message["status"])
-                self._outer.wait()
+                self._wait_for_init()
         if self.returncode is None and self._channel.fileno() < 0:
             self.returncode = -signal.SIGKILL  # somebody killed pid 1, and so the namespace
 

@@ -1,0 +1,84 @@
+"""What becomes of a rank that the kernel does not let end."""
+
+import contextlib
+import ctypes
+import os
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from torchmig.agent import ranks
+from torchmig.agent.ranks import RankProcess
+
+pytestmark = pytest.mark.criu
+
+FUSE = Path("/dev/fuse")
+LOOKUP, INIT = 1, 26
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class SilentFileSystem:
+    """A file system that takes questions and never answers: whoever asks cannot even be killed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.fd = os.open(FUSE, os.O_RDWR | os.O_CLOEXEC)
+        options = f"fd={self.fd},rootmode=40000,user_id=0,group_id=0"
+        assert libc.mount(b"silent", os.fsencode(folder), b"fuse", 0, options.encode()) == 0
+        unique, read_ahead = self.next_question(INIT)
+        answer = struct.pack("=IIIIHHIIHHI7I", 7, 31, read_ahead, 0, 0, 0, 4096, 1, *[0] * 10)
+        os.write(self.fd, struct.pack("=IiQ", 16 + len(answer), 0, unique) + answer)
+
+    def next_question(self, wanted):
+        """Wait for a question of that kind; return its number, and the third word of its body."""
+        while True:
+            question = os.read(self.fd, 1 << 20)
+            _size, kind, unique = struct.unpack_from("=IIQ", question)
+            if kind == wanted:
+                return unique, struct.unpack_from("=I", question.ljust(52), 48)[0]
+
+    def close(self):
+        """Let everybody go who waits."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+@pytest.fixture
+def silent(tmp_path):
+    if not FUSE.exists():
+        pytest.skip(f"no '{FUSE}'")
+    folder = tmp_path / "silent"
+    folder.mkdir()
+    file_system = SilentFileSystem(folder)
+    yield file_system
+    file_system.close()
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.parametrize("who", ["the agent", "its own init"])
+def test_a_rank_that_does_not_end_is_left_and_named(tmp_path, silent, monkeypatch, caplog, who):
+    monkeypatch.setattr(ranks, "END_TIMEOUT_SECONDS", 0.5)
+    process = RankProcess()
+    streams = [tmp_path / "out", tmp_path / "err"]
+    process.spawn(["cat", str(silent.folder / "file")], dict(os.environ), str(tmp_path), *streams)
+    silent.next_question(LOOKUP)
+    if who == "the agent":
+        process.kill()
+    else:
+        os.kill(process.init_pid, 9)
+        assert process.wait(timeout=30) == -9
+    assert process.returncode == -9
+    assert f"process {process.pid} of a rank has not ended 0.5 s after it was killed" in caplog.text
+    assert Path(f"/proc/{process.pid}").exists()
+    process.kill()
+
+    silent.close()
+    deadline = time.monotonic() + 30
+    with contextlib.suppress(FileNotFoundError):
+        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
