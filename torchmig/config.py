@@ -282,23 +282,18 @@ def add_options(
     parser: argparse.ArgumentParser,
     group: Group,
     *,
-    with_values: bool = True,
     leave_out: Collection[str] = (),
 ) -> None:
     """Add the options of a group to a parser, torchrun's own included.
 
+    The namespace lacks those that are not on the command line: `fill` brings their values.
+
     Args:
         parser: Gets an argument group of the group's name.
         group: Which options.
-        with_values: Whether an option that is not on the command line gets its value from the
-            environment, the file or the default; without, the namespace then lacks it.
         leave_out: Names of options that the parser has from elsewhere.
-
-    Raises:
-        UsageError: A variable or the configuration file holds a value that does not parse.
     """
     arguments = parser.add_argument_group(group.value)
-    settings = {found.option.name: found for found in resolve()} if with_values else {}
     for each in OPTIONS:
         if group not in each.groups or each.name in leave_out:
             continue
@@ -307,7 +302,7 @@ def add_options(
             flags = [f"-{each.short}", *flags]
         keywords: dict[str, Any] = {
             "dest": each.name,
-            "default": settings[each.name].value if with_values else argparse.SUPPRESS,
+            "default": argparse.SUPPRESS,
             "help": f"{each.help} [{each.variable}]".replace("%", "%%"),
         }
         if each.metavar is None:
@@ -315,6 +310,17 @@ def add_options(
         else:
             keywords.update(type=_argparse_type(each), metavar=each.metavar)
         arguments.add_argument(*flags, **keywords)
+
+
+def fill(arguments: argparse.Namespace, groups: Collection[Group]) -> None:
+    """Give the options of some groups that are not on the command line their values.
+
+    Raises:
+        UsageError: A variable or the configuration file holds a value that does not parse.
+    """
+    for setting in resolve(vars(arguments)):
+        if not set(groups).isdisjoint(setting.option.groups):
+            setattr(arguments, setting.option.name, setting.value)
 
 
 def resolve(

@@ -4,6 +4,7 @@ Results are for people or, with ``--json``, one document. A program's outcome be
 here and nowhere else, for torchmig and torchmig-run alike.
 """
 
+import argparse
 import json
 import logging
 import os
@@ -15,18 +16,22 @@ from typing import Any, NoReturn
 from torchmig.errors import ExitCode, TorchmigError
 
 
-def run_program(run: Callable[[], int | None], program: str) -> int:
+def run_program(run: Callable[[], int | None], program: str, options: argparse.Namespace) -> int:
     """Call a program's body and return the exit code that its outcome stands for.
 
-    An error is one sentence on standard error, and with ``--json`` (or TORCHMIG_JSON) a message of
-    type exit_error; SIGTERM ends the body like an exception does, so that locks are given back.
+    An error is one sentence on standard error, and with ``--json`` a message of type exit_error;
+    SIGTERM ends the body like an exception does, so that locks are given back.
+
+    Args:
+        run: The body.
+        program: The program's name.
+        options: Filled by the body; `json` of it counts as soon as it is there.
     """
-    as_json = "--json" in sys.argv[1:] or os.environ.get("TORCHMIG_JSON", "0") not in ("", "0")
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         return int(run() or ExitCode.OK)
     except TorchmigError as error:
-        print_error(error, program, as_json)
+        print_error(error, program, _wants_json(options))
         return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
@@ -36,6 +41,13 @@ def run_program(run: Callable[[], int | None], program: str) -> int:
         return int(ExitCode.FAILED)
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _wants_json(options: argparse.Namespace) -> bool:
+    if "json" in options:
+        return bool(options.json)
+    # The error is in the environment or in the configuration file, which would say it otherwise.
+    return os.environ.get("TORCHMIG_JSON", "") not in ("", "0")
 
 
 def _terminate(_number: int, _frame: object) -> NoReturn:

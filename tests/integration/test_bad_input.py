@@ -71,6 +71,24 @@ def test_no_repository(tmp_path):
     refused(tmp_path, 10, "there is no repository at '.*/none'", "--restore=latest", "--repo=none")
 
 
+def test_only_our_own_json_makes_errors_json(tmp_path):
+    none = ("--restore=latest", "--repo=none")
+    refused(tmp_path, 10, "there is no repository at '.*/none'", *none, "script.py", "--json")
+    run = Run(tmp_path, *none, "--json", "script.py")
+    assert run.wait() == 10
+    message = json.loads(run.errors)
+    assert (message["message_type"], message["code"]) == ("exit_error", 10)
+
+
+def test_a_file_of_settings_that_is_wrong_is_refused_as_it_was_asked_for(tmp_path):
+    env = {"TORCHMIG_CONFIG": str(tmp_path / "none.toml")}
+    pattern = "cannot read the configuration file '.*/none.toml'"
+    refused(tmp_path, 2, pattern, "script.py", "--json", env=env)
+    run = Run(tmp_path, "--json", "script.py", env=env)
+    assert run.wait() == 2
+    assert json.loads(run.errors)["error"] == "UsageError"
+
+
 def test_a_repository_that_is_a_file(tmp_path):
     (tmp_path / "file").touch()
     refused(tmp_path, 2, "it is a file, not a folder", "--restore=latest", "--repo=file")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchmig import config
-from torchmig.config import Group, Source, add_options, resolve
+from torchmig.config import Group, Source, add_options, fill, resolve
 from torchmig.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_options(parser, Group.RUN)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    fill(options, [Group.RUN])
+    return options
 
 
 def setting(name: str, **keywords) -> config.Setting:

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from torchmig.errors import ExitCode, IntegrityError, TorchmigError
 
 
 def outcome_of(body) -> int:
-    return run_program(body, "torchmig")
+    return run_program(body, "torchmig", Namespace(json=False))
 
 
 def raising(error: BaseException):
@@ -41,9 +42,8 @@ def test_error_is_one_sentence_for_people(capsys):
     assert (captured.out, captured.err) == ("", "torchmig: blob 'ab' is damaged\n")
 
 
-def test_error_is_one_message_with_json(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["torchmig", "check", "--json"])
-    outcome_of(raising(IntegrityError("blob 'ab' is damaged")))
+def test_error_is_one_message_with_json(capsys):
+    run_program(raising(IntegrityError("blob 'ab' is damaged")), "torchmig", Namespace(json=True))
     assert json.loads(capsys.readouterr().err) == {
         "message_type": "exit_error",
         "code": 22,
@@ -56,6 +56,7 @@ def test_sigterm_unwinds_and_ends_with_143(tmp_path):
     cleaned = tmp_path / "cleaned"
     script = f"""
 import os, signal, sys
+from argparse import Namespace
 from torchmig.console import run_program
 def body():
     try:
@@ -63,7 +64,7 @@ def body():
         signal.pause()
     finally:
         open({str(cleaned)!r}, "w").close()
-sys.exit(run_program(body, "torchmig"))
+sys.exit(run_program(body, "torchmig", Namespace()))
 """
     answer = subprocess.run([sys.executable, "-c", script], check=False)
     assert answer.returncode == ExitCode.TERMINATED
@@ -79,8 +80,11 @@ def test_handler_of_sigterm_is_put_back():
 def test_reader_that_goes_away_is_no_traceback():
     script = """
 import sys
+from argparse import Namespace
 from torchmig.console import Output, run_program
-sys.exit(run_program(lambda: Output(False).document(None, (str(i) for i in range(10**6))), "t"))
+def body():
+    Output(False).document(None, (str(i) for i in range(10**6)))
+sys.exit(run_program(body, "t", Namespace()))
 """
     read_end, write_end = os.pipe()
     process = subprocess.Popen(

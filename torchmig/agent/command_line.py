@@ -11,7 +11,7 @@ from torchmig.agent import workfolders
 from torchmig.agent.elastic import describe_launch
 from torchmig.agent.ranks import RankProcess, sweep
 from torchmig.agent.session import Settings
-from torchmig.config import Group, add_options
+from torchmig.config import Group, add_options, fill
 from torchmig.criu import Criu, find_criu, load_pycriu
 from torchmig.errors import HostUnfitError, SnapshotUnfitError, UsageError
 from torchmig.exit_codes import help_text
@@ -24,8 +24,8 @@ LONGEST_SOCKET_PATH = 107
 LONGEST_NAME = 48  # the name is part of a socket's path, which the kernel limits
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Return torchrun's options and ours; end the program with 2 where they are wrong."""
+def parse(argv: list[str], arguments: argparse.Namespace) -> None:
+    """Fill in torchrun's options and ours; end the program with 2 where they are wrong."""
     parser = torchrun.get_args_parser()
     parser.prog = PROGRAM
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -41,7 +41,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if action.dest in ("nproc_per_node", "nnodes"):
             defaults[action.dest] = action.default
             action.default = os.environ.get(f"PET_{action.dest.upper()}")
-    arguments = parser.parse_args(argv)
+    parser.parse_args(argv, arguments)
+    fill(arguments, [Group.RUN])
     if arguments.restore is None:
         if arguments.training_script is None:
             parser.error(
@@ -50,7 +51,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         for name, default in defaults.items():
             if getattr(arguments, name) is None:
                 setattr(arguments, name, default)
-    return arguments
 
 
 def load(arguments: argparse.Namespace) -> Manifest:

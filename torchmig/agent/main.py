@@ -32,24 +32,26 @@ log = logging.getLogger("torchmig")
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program and return its exit code."""
-    return run_program(lambda: Program(sys.argv[1:] if argv is None else argv).run(), PROGRAM)
+    program = Program()
+    given = sys.argv[1:] if argv is None else argv
+    return run_program(lambda: program.run(given), PROGRAM, program.arguments)
 
 
 class Program:
     """One run of the command line."""
 
-    def __init__(self, argv: list[str]) -> None:
+    def __init__(self) -> None:
         self.begun = time.monotonic()
-        self.arguments = parse(argv)
-        self.progress = make_progress(self.arguments.json, self.arguments.quiet)
+        self.arguments = argparse.Namespace()
         self.session: Session | None = None
         self.control: ControlServer | None = None
         self.life: Life | None = None
         self.settings: Settings | None = None
 
-    def run(self) -> int:
+    def run(self, argv: list[str]) -> int:
         """Run the job; return 0 or 85, or raise as torchrun does."""
         arguments = self.arguments
+        parse(argv, arguments)
         level = logging.DEBUG if arguments.verbose else logging.INFO
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(f"{PROGRAM}: %(message)s"))
@@ -64,7 +66,7 @@ class Program:
         life = self.life = Life(
             settings=settings,
             restore=manifest,
-            progress=self.progress,
+            progress=make_progress(arguments.json, arguments.quiet),
             on_session=self._on_session,
             on_restored=self._on_restored,
             on_checkpointed=lambda outcome: self._report(outcome, "checkpointed"),

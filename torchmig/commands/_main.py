@@ -6,20 +6,22 @@ from collections.abc import Sequence
 
 from torchmig import __version__
 from torchmig.commands import Command, load_commands
-from torchmig.config import Group, add_options
+from torchmig.config import Group, add_options, fill
 from torchmig.console import configure_logging, run_program
 from torchmig.exit_codes import help_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
-    return run_program(lambda: _run(arguments), "torchmig")
+    options = argparse.Namespace()
+    return run_program(lambda: _run(arguments, options), "torchmig", options)
 
 
-def _run(arguments: Sequence[str] | None) -> int | None:
-    options = build_parser().parse_args(arguments)
-    configure_logging(options.quiet, options.verbose)
+def _run(arguments: Sequence[str] | None, options: argparse.Namespace) -> int | None:
+    build_parser().parse_args(arguments, options)
     command: Command = options.command
+    fill(options, (*command.groups, Group.OUTPUT))
+    configure_logging(options.quiet, options.verbose)
     return command.run(options)
 
 

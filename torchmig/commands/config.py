@@ -19,7 +19,7 @@ class Config(Command):
         """Add the action and, for show, the options of torchmig-run."""
         parser.add_argument("action", choices=("show", "markdown"))
         given = {"json", "quiet", "verbose"}  # these steer this verb itself
-        config.add_options(parser, config.Group.RUN, with_values=False, leave_out=given)
+        config.add_options(parser, config.Group.RUN, leave_out=given)
 
     def run(self, options: argparse.Namespace) -> int | None:
         """Print the table."""
