@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from job_processes import job_of
 from running import Run, by_rank, snapshots, unbroken
 
 from torchmig.repo import Repository
@@ -22,8 +23,15 @@ STEPS = "50"
 
 @pytest.fixture
 def program(tmp_path):
-    path = tmp_path / "stand-in-run"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN / "agent.py"} "$@"\n')
+    return executable(
+        tmp_path / "bin" / "torchmig-run",
+        f'#!/bin/sh\nexec {sys.executable} {STAND_IN / "agent.py"} "$@"\n',
+    )
+
+
+def executable(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
     path.chmod(0o755)
     return path
 
@@ -48,6 +56,29 @@ def test_two_ranks_suspended_and_restored_on_swapped_gpus(tmp_path, program):
     for summary in snapshots(tmp_path):
         report = repository.load(summary["id"]).report
         assert report["gpu_bytes"] == 2 * ((14 << 20) + 100)
+
+
+def test_a_job_migrates_to_other_gpus(tmp_path, program):
+    verbs = executable(
+        program.with_name("torchmig"),
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(STAND_IN)!r})\nimport devices\n"
+        "from torchmig.commands._main import main\nsys.exit(main())\n",
+    )
+    job = job_of(tmp_path)
+    first = start(tmp_path, program, 2, f"--job={job}").wait_for_step(5)
+    refused = Run(tmp_path, "migrate", job, "--gpus=0,7", program=verbs)
+    assert refused.wait() == 2
+    assert "no GPU '7' on this host; there are: 0, 1" in refused.errors
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    second = Run(elsewhere, "migrate", job, "--gpus=1,0", program=verbs)
+    assert first.wait() == 85, first.errors
+    second.finish()
+    assert second.errors.count("stand-in: restore") == 2
+    said, lines = second.text.split("\n", 1)
+    assert said == f"suspended into {snapshots(tmp_path)[0]['short_id']}"
+    assert by_rank(first.text, lines) == unbroken(2, JOB, STEPS)
 
 
 def test_a_checkpoint_goes_on_with_its_memory(tmp_path, program):

@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +25,7 @@ STATUS = {
     "state": "running",
     "last_snapshot": "ab" * 32,
     "repo": "/r",
+    "local_cache": None,
     "unfit": "",
 }
 OUTCOME = {
@@ -50,11 +53,11 @@ def runtime_dir(tmp_path, monkeypatch) -> Path:
 def agent(runtime_dir):
     """An agent's control socket; what it was asked is in `asked`, what it answers in `outcome`."""
 
-    agent = SimpleNamespace(asked=[], outcome=OUTCOME)
+    agent = SimpleNamespace(asked=[], outcome=OUTCOME, status=STATUS)
 
     def serve(request):
         if request["do"] == "status":
-            return STATUS
+            return agent.status
         agent.asked.append(request)
         if isinstance(agent.outcome, Exception):
             raise agent.outcome
@@ -138,6 +141,54 @@ def test_request_that_fails_brings_the_agents_sentence_and_code(agent, capsys):
 def test_job_that_is_not_there_is_a_usage_error(runtime_dir, capsys):
     assert main(["suspend", "gpt"]) == ExitCode.USAGE
     assert "no job 'gpt' runs on this host" in capsys.readouterr().err
+
+
+def test_a_job_of_several_nodes_is_not_suspended_by_migrate(agent, capsys):
+    assert main(["migrate", "gpt"]) == ExitCode.USAGE
+    assert "it runs on 2 nodes; use 'torchmig suspend'" in capsys.readouterr().err
+    assert agent.asked == []
+
+
+def test_a_gpu_that_is_not_there_is_found_before_a_job_is_suspended(agent, capsys):
+    agent.status = STATUS | {"nodes": 1}
+    assert main(["migrate", "gpt", "--gpus", "GPU-none"]) == ExitCode.USAGE
+    assert "no GPU 'GPU-none' on this host" in capsys.readouterr().err
+    assert agent.asked == []
+
+
+def test_a_job_is_not_suspended_where_nothing_can_restore_it(agent, capsys, monkeypatch, tmp_path):
+    agent.status = STATUS | {"nodes": 1}
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "torchmig")])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert main(["migrate", "gpt"]) == ExitCode.USAGE
+    assert "there is no 'torchmig-run' beside" in capsys.readouterr().err
+    assert agent.asked == []
+
+
+def test_migrate_becomes_the_torchmig_run_beside_it(agent, runtime_dir, tmp_path):
+    agent.status = STATUS | {"nodes": 1, "local_cache": "/c"}
+    programs = {
+        "torchmig": f"{sys.executable}\nfrom torchmig.commands._main import main\nmain()\n",
+        "torchmig-run": '/bin/sh\nprintf "%s\\n" "$@"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!{text}")
+        (tmp_path / name).chmod(0o755)
+    answer = subprocess.run(
+        [tmp_path / "torchmig", "migrate", "gpt", "--deadline=5s", "--quiet"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert agent.asked == [{"do": "suspend", "deadline_seconds": 5.0}]
+    assert answer.stdout.splitlines() == [
+        "suspended into cdcdcdcd",
+        f"--restore={OUTCOME['snapshot']}",
+        "--repo=/r",
+        "--local-cache=/c",
+        f"--runtime-dir={runtime_dir}",
+        "--quiet",
+    ]
 
 
 @pytest.mark.parametrize(

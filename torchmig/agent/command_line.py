@@ -19,7 +19,6 @@ from torchmig.repo import Depot, JobName, Manifest
 
 PROGRAM = "torchmig-run"
 NO_ARENA = "TORCHMIG_NO_ARENA"
-DEFAULT_REPO = "torchmig-repo"
 LONGEST_SOCKET_PATH = 107
 LONGEST_NAME = 48  # the name is part of a socket's path, which the kernel limits
 
@@ -192,4 +191,6 @@ def _local_cache(arguments: argparse.Namespace) -> str | None:
 
 
 def _repo(arguments: argparse.Namespace) -> str:
-    return str(arguments.repo or Path(DEFAULT_REPO).resolve())
+    # Whoever asks this agent where its snapshots are may be in another folder.
+    address = str(arguments.repo)
+    return address if "://" in address else str(Path(address).absolute())

@@ -206,6 +206,7 @@ class Program:
             "state": "running",
             "last_snapshot": "",
             "repo": settings.repo,
+            "local_cache": settings.local_cache,
             "unfit": settings.unfit,
         }
 

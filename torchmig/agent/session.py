@@ -212,6 +212,7 @@ class Session:
             "state": self.state,
             "last_snapshot": self.last_snapshot,
             "repo": self.settings.repo,
+            "local_cache": self.settings.local_cache,
             "unfit": self.settings.unfit,
         }
 

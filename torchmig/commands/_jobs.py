@@ -31,12 +31,15 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 def request(kind: str, options: argparse.Namespace) -> None:
     """Ask a job for a checkpoint, a suspend or a dry run, wait for it, and print the outcome."""
-    path = find_job(Path(options.runtime_dir), options.job)
-    question: dict[str, Any] = {"do": kind}
-    if options.deadline is not None:
-        question["deadline_seconds"] = options.deadline
-    answer = ask(path, question)
+    answer = ask(find_job(Path(options.runtime_dir), options.job), question(kind, options))
     Output(options.json).document(answer, _lines(answer))
+
+
+def question(kind: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the request as an agent takes it."""
+    if options.deadline is None:
+        return {"do": kind}
+    return {"do": kind, "deadline_seconds": options.deadline}
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:

@@ -3,16 +3,16 @@
 STAND_IN_FAULT names a step that is refused: lock, checkpoint, staging, memory.
 """
 
-import os
 import sys
+
+from devices import FAULT
 
 from torchmig.agent import gpu as rank_gpu
 from torchmig.agent import node
 from torchmig.agent.main import main
-from torchmig.capture.device import driver, gpus
+from torchmig.capture.device import driver
 from torchmig.capture.device.driver import DriverError, ProcessState
 
-FAULT = os.environ.get("STAND_IN_FAULT", "")
 # What CRIU restores is as it was dumped: with its GPU state in its own memory.
 unknown = ProcessState.CHECKPOINTED if "--restore" in " ".join(sys.argv) else ProcessState.RUNNING
 states = {}
@@ -36,14 +36,6 @@ driver.checkpoint = step("checkpoint", ProcessState.LOCKED, ProcessState.CHECKPO
 driver.restore = step("restore", ProcessState.CHECKPOINTED, ProcessState.LOCKED)
 driver.unlock = step("unlock", ProcessState.LOCKED, ProcessState.RUNNING)
 
-
-def gpu(index):
-    free = 1 << 20 if FAULT == "memory" else 1 << 40
-    return gpus.Gpu(index, f"GPU-{index + 1:032x}", "STAND-IN", 1 << 40, free, (9, 0), ())
-
-
-gpus.list_gpus = lambda: [gpu(0), gpu(1)]
-gpus.driver_version = lambda: "580.0"
 node._uses_gpu = lambda _pid: True
 if FAULT == "staging":
     rank_gpu.available_bytes = lambda: 0
