@@ -3,7 +3,7 @@
 #
 #   benchmarks/gpu.sh PART...
 #
-# Parts, each of which ends inside eight minutes: build one two faults compare large
+# Parts, each of which ends inside eight minutes: build one two faults compare large steady
 # A line for each check and a table of figures come last; logs go to $OUT, or build/gpu.
 # CRIU is the one of TORCHMIG_CRIU or on PATH; wheels that are missing may lie in $WHEELS.
 set -u
@@ -13,12 +13,11 @@ site=${TMPDIR:-/tmp}/torchmig-site
 mkdir -p "$out" "$site"
 export PYTHONPATH="$site:$PWD" CUBLAS_WORKSPACE_CONFIG=:4096:8
 
-build() {
+# What pip would do: the packages, the entry point that torch looks for, and the two programs.
+install() {
     if [ -n "${WHEELS:-}" ]; then
         python3 -m pip install -q --no-index --no-deps --upgrade --target "$site" "$WHEELS"/*.whl
     fi
-    MAX_JOBS=$(nproc) python3 setup.py -q build_ext --inplace > "$out/build.log" 2>&1 || return 1
-    # What pip would register: the entry point that torch looks for, and the two programs.
     info=$site/torchmig-0.dist-info
     mkdir -p "$info"
     printf 'Metadata-Version: 2.1\nName: torchmig\nVersion: 0\n' > "$info/METADATA"
@@ -32,21 +31,27 @@ build() {
     done
 }
 
+build() {
+    MAX_JOBS=$(nproc) python3 setup.py -q build_ext --inplace > "$out/build.log" 2>&1
+}
+
 tests() {
     name=$1
     shift
-    timeout 450 python3 -m pytest -p no:cacheprovider -q -rA --timeout 200 "$@" > "$out/$name.log" 2>&1
+    timeout 450 python3 -m pytest -p no:cacheprovider -p no:benchmark -q -rA "$@" > "$out/$name.log" 2>&1
 }
 
+install || exit 1
 figures=""
 failed=0
 for part in "$@"; do
     begun=$(date +%s)
     case $part in
         build) build ;;
-        one) tests one tests/gpu -m "gpu and not multigpu" ;;
+        one) tests one tests/gpu -m "gpu and not multigpu" -n 6 --ignore tests/gpu/test_faults_gpu.py ;;
         two) tests two tests/gpu -m multigpu ;;
-        faults) tests faults tests/integration/test_gpu_phases.py tests/unit/test_arena_host.py ;;
+        faults) tests faults tests/gpu/test_faults_gpu.py -n 3 ;;
+        steady) timeout 450 python3 -m benchmarks.steady_state_gpu > "$out/steady.log" 2>&1 ;;
         compare | large)
             jobs="copy fill16 gpt"
             [ "$part" = large ] && jobs=fill32
@@ -60,7 +65,7 @@ for part in "$@"; do
     echo "$part: $([ $result -eq 0 ] && echo passed || echo "failed ($result)") in $(($(date +%s) - begun)) s"
     case $part in
         one | two | faults) grep -E "^(PASSED|FAILED|SKIPPED|ERROR)" "$out/$part.log" | cut -c1-150 ;;
-        compare | large) figures="$figures$(grep -E '^(copy: out|\|)' "$out/$part.log")
+        compare | large | steady) figures="$figures$(grep -E '^(copy: out|\||.*: a step)' "$out/$part.log")
 " ;;
     esac
 done

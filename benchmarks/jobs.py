@@ -10,7 +10,7 @@ from benchmarks.machine import ROOT
 
 PROGRAMS = Path(sys.executable).parent
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
-STEP = re.compile(r"step \d+ ")
+STEP = re.compile(r"(rank \d+ )?step \d+ ")
 
 
 def start(

@@ -3,4 +3,14 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    # Bit-identical results ask for it.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # As --standalone: until torch 2.12 all jobs of a host met at one port without it.
+    monkeypatch.setenv("PET_STANDALONE", "1")

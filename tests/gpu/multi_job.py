@@ -1,11 +1,11 @@
-"""A training on several GPUs of the named kind; every loss is printed bit for bit.
+"""A training on GPUs of the named kind; every loss is printed bit for bit.
 
-    torchmig-run multi_job.py KIND STEPS [MAY_END]
+    torchmig-run multi_job.py KIND[@DEVICE] STEPS [MAY_END]
 
 Kinds: ddp (and a second group, DataLoader workers, pinned memory), fsdp (FSDP2), groups (subgroups,
-a device mesh, point-to-point, a group with both gloo and nccl), gpt (one GPU, number JOB_DEVICE),
-graph (a collective in a CUDA graph, which is refused). The last steps are not taken before the file
-MAY_END exists.
+a device mesh, point-to-point, a group with both gloo and nccl), nccl-graph (a collective in a CUDA
+graph, which is refused), and those of gpu_job.py, for one rank. Each rank has a GPU of its own
+unless DEVICE names one for all. The last steps are not taken before the file MAY_END exists.
 """
 
 import os
@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpu_job import GptJob
+from gpu_job import make
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-KIND, STEPS = sys.argv[1], int(sys.argv[2])
+KIND, _, DEVICE = sys.argv[1].partition("@")
+STEPS = int(sys.argv[2])
 MAY_END = Path(sys.argv[3]) if len(sys.argv) > 3 else None
 
 
@@ -117,16 +118,28 @@ class Groups:
         return self.weight.sum() + count.item()
 
 
-class Gpt(GptJob):
+class Single:
     def __init__(self, rank, device):
         torch.manual_seed(3)
-        super().__init__()
+        self.job = make(KIND)
 
     def step(self, number):
-        return super().step()
+        return self.job.step()
 
 
-class Graph:
+class Long:
+    """Kernels that are longer than the turns that processes take on a shared GPU."""
+
+    def __init__(self, rank, device):
+        self.x = torch.full((1024,), 1.0 + rank, device=device)
+
+    def step(self, number):
+        self.x += 0.01
+        torch.cuda._sleep(100_000_000)
+        return self.x.sum()
+
+
+class NcclGraph:
     """A CUDA graph with a collective in it."""
 
     def __init__(self, rank, device):
@@ -147,17 +160,15 @@ class Graph:
 
 def main():
     rank = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", int(os.environ.get("JOB_DEVICE", rank)))
+    if DEVICE:
+        # NCCL takes two ranks on one GPU for a mistake, unless they seem to be on two hosts.
+        os.environ["NCCL_HOSTID"] = f"host-{rank}"
+        os.environ["NCCL_NET"] = "Socket"
+    device = torch.device("cuda", int(DEVICE or rank))
     torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True)
-    kinds = {
-        "ddp": Ddp,
-        "fsdp": Fsdp,
-        "groups": Groups,
-        "gpt": Gpt,
-        "graph": Graph,
-    }
-    job = kinds[KIND](rank, device)
+    kinds = {"ddp": Ddp, "fsdp": Fsdp, "groups": Groups, "long": Long, "nccl-graph": NcclGraph}
+    job = kinds.get(KIND, Single)(rank, device)
     for number in range(STEPS):
         loss = job.step(number)
         print(f"rank {rank} step {number} {loss.item().hex()}", flush=True)
