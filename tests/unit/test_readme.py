@@ -56,6 +56,7 @@ def test_variables_exist(document):
         "TORCHMIG_RANK_PID",
         "TORCHMIG_RANK_SOCKET",
         "TORCHMIG_REQUIRE",
+        "TORCHMIG_TEST_GRID_REQUESTS",
     }
     known = {option.variable for option in OPTIONS} | others
     assert set(re.findall(r"TORCHMIG_[A-Z_]+", (ROOT / document).read_text())) - known == set()
