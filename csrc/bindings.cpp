@@ -48,6 +48,7 @@ void register_gate(py::module_& m) {
         [](std::vector<int64_t> ranks) { Gate::instance().create_begin(std::move(ranks)); },
         py::arg("ranks"));
     m.def("create_end", [] { Gate::instance().create_end(); });
+    m.def("gate_version", [] { return Gate::instance().version(); });
     m.def("counters", [] {
         std::map<std::string, uint64_t> out;
         for (const auto& entry : Gate::instance().report().counters) {

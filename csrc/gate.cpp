@@ -200,6 +200,10 @@ void Gate::hold(Counter* counter) {
         const bool held = order_.level >= Level::kGate && mine > target(*counter);
         if (held && counted) {
             counter->count.fetch_sub(1);
+            // The sum that `version` returns must not fall: with the step that `changed` adds it
+            // would be again what it was when the operation had been counted. Whoever had looked
+            // just then would not look again, and the agent would never hear of the hold.
+            version_.fetch_add(1);
             counted = false;
         } else if (!held && !counted) {
             counter->count.fetch_add(1);

@@ -94,7 +94,7 @@ class Gate {
     void release();
     Report report() const;
     bool parked() const;
-    // Changes whenever a report would read differently.
+    // Grows whenever a report would read differently, so that no two reports share a version.
     uint64_t version() const;
     void on_change(std::function<void()> callback);  // called with no lock held
     void set_rank(int64_t rank, int64_t world_size);

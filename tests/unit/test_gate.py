@@ -59,3 +59,16 @@ def test_every_operation_with_a_group_goes_through_a_typed_kernel(found):
 )
 def test_an_operation_is_counted_once_under_its_key(found, name, counts):
     assert found["counts"][name] == counts
+
+
+def test_an_operation_that_is_held_is_not_taken_for_one_that_was_issued(tmp_path):
+    done = subprocess.run(
+        [sys.executable, JOB.with_name("held.py"), tmp_path / "ctl"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    held = json.loads(done.stdout)
+    assert held["report"]["waiting"] == ["collective/0"]
+    # It is counted first, and taken back when it is held. A report in between shows it as issued;
+    # that it is not has to look like news.
+    assert held["growth"] > 1
