@@ -20,11 +20,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 STEPS = int(sys.argv[1])
-# Once this file is there the ranks agree to end, at a step that CHECK_EVERY divides: looking at
-# each step would keep all ranks at one pace.
-MAY_END = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+# Where the ranks look for orders, which change nothing of what they compute: until there is a file
+# 'optimizer' they update their weights by hand, so that no step boundary shows; once there is a
+# file 'end' they end. All look together at each step that CHECK_EVERY divides: more often would
+# keep them at one pace.
+ORDERS = Path(sys.argv[2]) if len(sys.argv) > 2 else None
 
 CHECK_EVERY = 8
+RATE = 0.05
 MICROBATCHES = 4
 ROWS = 4
 WIDTH = 16
@@ -50,7 +53,8 @@ class Stage:
         self.half = slice(begin, begin + WIDTH // 2)
         torch.manual_seed(self.rank)
         self.weight = torch.nn.Parameter(torch.randn(WIDTH // 2, WIDTH) / WIDTH)
-        self.optimizer = torch.optim.SGD([self.weight], lr=0.05)
+        self.optimizer = torch.optim.SGD([self.weight], lr=RATE)
+        self.by_hand = ORDERS is not None
         self.seen = hashlib.blake2b(digest_size=8)
         self.messages = {"sent": 0, "received": 0}
         self.late = None
@@ -67,10 +71,16 @@ class Stage:
             before, begun = self.late
             begun.wait()
             self.take(before)
-            self.weight.grad = before
-            self.optimizer.step()
+            self.update(before)
         self.late = (gradient, work)
         print(f"rank {self.rank} step {step} {total:.9e} {self.seen.hexdigest()}", flush=True)
+
+    def update(self, gradient):
+        if self.by_hand:
+            self.weight.data.add_(gradient, alpha=-RATE)
+        else:
+            self.weight.grad = gradient
+            self.optimizer.step()
 
     def mix(self, step):
         if step % NEW_GROUP_EVERY == 0 and len(self.uneven) < UNEVEN_GROUPS:
@@ -158,21 +168,22 @@ class Stage:
         self.seen.update(ctypes.string_at(tensor.contiguous().data_ptr(), size))
 
 
-def may_end():
-    """Ask all ranks whether one of them has seen the file."""
-    if MAY_END is None:
-        return False
-    seen = torch.tensor([int(MAY_END.exists())])
+def ordered():
+    """Return which of the two files some rank has seen."""
+    seen = torch.tensor([int((ORDERS / name).exists()) for name in ("optimizer", "end")])
     dist.all_reduce(seen)
-    return bool(seen.item())
+    return (bool(count) for count in seen)
 
 
 def main():
     dist.init_process_group("gloo")
     stage = Stage()
     for step in range(STEPS):
-        if step % CHECK_EVERY == 0 and may_end():
-            break
+        if ORDERS is not None and step % CHECK_EVERY == 0:
+            optimizer, end = ordered()
+            stage.by_hand = not optimizer
+            if end:
+                break
         stage.step(step)
     _, work = stage.late
     work.wait()

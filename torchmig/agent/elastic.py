@@ -70,9 +70,10 @@ class Agent(LocalElasticAgent):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         if self._life.restore is not None:
             self._wake(worker_group, session, self._life.restore)
+        self._life.on_session(session)
+        if self._life.restore is not None:
             self._life.restore = None  # a later restart begins at the script, as under torchrun
             self._life.on_restored()
-        self._life.on_session(session)
         return pids
 
     def _monitor_workers(self, worker_group: Any) -> RunResult:
