@@ -149,12 +149,11 @@ bool Gate::targets_met() const {
 // Whether the order that is active now still keeps a parked thread where it is: one that has not
 // woken yet to an order which lets it go stands no more.
 bool Gate::may_stand(const Parked& parked) const {
-    if (parked.waiting != nullptr) {
-        return order_.level >= Level::kGate &&
-               parked.waiting->count.load() + 1 > target(*parked.waiting);
+    if (order_.level < parked.level) {
+        return false;
     }
-    const bool is_python = std::string(parked.place) == "python";
-    return order_.level >= (is_python ? Level::kAny : Level::kStep) && targets_met();
+    return parked.waiting != nullptr ? parked.waiting->count.load() + 1 > target(*parked.waiting)
+                                     : targets_met();
 }
 
 void Gate::changed() {
@@ -164,26 +163,30 @@ void Gate::changed() {
     }
 }
 
-template <typename MayPark>
-void Gate::park_while(const char* place, const Counter* waiting, MayPark may_park) {
+// Parks the calling thread for as long as `held` says, which is asked with the lock held.
+template <typename Held>
+void Gate::stand_while(std::unique_lock<std::mutex>& lock, const Parked& parked, Held held) {
+    if (!held()) {
+        return;
+    }
+    parked_.push_back(parked);
+    changed();
+    wake_.wait(lock, [&] { return !held(); });
+    // Entries with the same place and key are interchangeable: any of them may be taken out.
+    parked_.erase(std::find_if(parked_.begin(), parked_.end(), [&](const Parked& other) {
+        return other.place == parked.place && other.waiting == parked.waiting;
+    }));
+}
+
+template <typename Held>
+void Gate::park_while(const Parked& parked, Held held) {
     if (unparkable > 0) {
         return;
     }
     const GilRelease no_gil;  // before the lock: whoever holds the lock must never want the GIL
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!may_park()) {
-        lock.unlock();
-        changed();
-        return;
-    }
-    parked_.push_back({place, waiting});
-    changed();
-    wake_.wait(lock, [&] { return !may_park(); });
-    // Entries with the same place and key are interchangeable: any of them may be taken out.
-    const auto mine = std::find_if(parked_.begin(), parked_.end(), [&](const Parked& p) {
-        return p.place == place && p.waiting == waiting;
-    });
-    parked_.erase(mine);
+    stand_while(lock, parked, held);
+    lock.unlock();
     changed();
 }
 
@@ -194,7 +197,7 @@ void Gate::hold(Counter* counter) {
     }
     // The operation has been counted. If it may not be issued, it is taken back until it may.
     bool counted = true;
-    park_while("gate", counter, [&] {
+    park_while({"gate", Level::kGate, counter}, [&] {
         const uint64_t count = counter->count.load();
         const uint64_t mine = counted ? count : count + 1;
         const bool held = order_.level >= Level::kGate && mine > target(*counter);
@@ -223,38 +226,29 @@ void Gate::boundary() {
         last_step_ = now;
         ++steps_;
     }
-    if (level_.load() != 0) {
-        park_while(
-            "boundary", nullptr, [&] { return order_.level >= Level::kStep && targets_met(); });
-    }
+    point("boundary", Level::kStep);
 }
 
 void Gate::python_point() {
-    if (level_.load() != 0) {
-        park_while("python", nullptr, [&] { return order_.level >= Level::kAny && targets_met(); });
-    }
+    point("python", Level::kAny);
 }
 
 void Gate::store_point() {
+    point("store", Level::kStep);
+}
+
+void Gate::point(const char* place, Level level) {
     if (level_.load() != 0) {
-        park_while("store", nullptr, [&] { return order_.level >= Level::kStep && targets_met(); });
+        const Parked here{place, level, nullptr};
+        park_while(here, [&] { return may_stand(here); });
     }
 }
 
 void Gate::enter_section(Counter* counter) {
     const GilRelease no_gil;
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto held = [&] {
-        return unparkable == 0 && order_.level >= Level::kGate &&
-               counter->count.load() + 1 > target(*counter);
-    };
-    if (held()) {
-        parked_.push_back({"gate", counter});
-        changed();
-        wake_.wait(lock, [&] { return !held(); });
-        parked_.erase(std::find_if(
-            parked_.begin(), parked_.end(), [&](const Parked& p) { return p.waiting == counter; }));
-    }
+    const Parked here{"gate", Level::kGate, counter};
+    stand_while(lock, here, [&] { return unparkable == 0 && may_stand(here); });
     // In one critical section: with the count seen and the rank not yet busy, a stand could be
     // taken while this thread goes on.
     counter->count.fetch_add(1);

@@ -96,7 +96,8 @@ class Gate {
     bool parked() const;
     // Grows whenever a report would read differently, so that no two reports share a version.
     uint64_t version() const;
-    void on_change(std::function<void()> callback);  // called with no lock held
+    // The callback may be called with the lock held: it must not call the gate.
+    void on_change(std::function<void()> callback);
     void set_rank(int64_t rank, int64_t world_size);
     void after_fork_in_child();
 
@@ -112,6 +113,7 @@ class Gate {
     };
     struct Parked {
         const char* place;
+        Level level;             // the least at which a thread may park there
         const Counter* waiting;  // null when not at an operation
     };
 
@@ -144,8 +146,11 @@ class Gate {
     void hold(Counter* counter);
     void enter_section(Counter* counter);
     void leave_section();
-    template <typename MayPark>
-    void park_while(const char* place, const Counter* waiting, MayPark may_park);
+    void point(const char* place, Level level);
+    template <typename Held>
+    void park_while(const Parked& parked, Held held);
+    template <typename Held>
+    void stand_while(std::unique_lock<std::mutex>& lock, const Parked& parked, Held held);
     bool targets_met() const;
     bool may_stand(const Parked& parked) const;
     uint64_t target(const Counter& counter) const;
