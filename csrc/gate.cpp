@@ -186,8 +186,7 @@ void Gate::park_while(const Parked& parked, Held held) {
     const GilRelease no_gil;  // before the lock: whoever holds the lock must never want the GIL
     std::unique_lock<std::mutex> lock(mutex_);
     stand_while(lock, parked, held);
-    lock.unlock();
-    changed();
+    changed();  // with the lock held: no report may tell of this under the version before
 }
 
 void Gate::hold(Counter* counter) {
