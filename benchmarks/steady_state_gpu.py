@@ -12,9 +12,8 @@ import itertools
 import os
 import statistics
 import sys
-from pathlib import Path
 
-from benchmarks.jobs import expect, start
+from benchmarks.jobs import start
 from benchmarks.machine import ROOT, save
 from benchmarks.steady_state import WARM_UP_STEPS, step_moments
 

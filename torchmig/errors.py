@@ -44,6 +44,10 @@ class TorchmigError(Exception):
 
     exit_code = ExitCode.FAILED
 
+    def inside(self, what: str) -> None:
+        """Put before the message what has failed because of it."""
+        self.args = (f"{what}: {self}",)
+
 
 class UsageError(TorchmigError):
     """The command line or the configuration is wrong."""

@@ -216,7 +216,7 @@ class StreamJob:
         for stream, event, part in zip(self.streams, self.events, self.parts, strict=True):
             with torch.cuda.stream(stream):
                 noise = self.pinned.to("cuda", non_blocking=True)
-                part.copy_(torch.tanh(part @ noise / 30 + torch.rand(1, device="cuda")))
+                part.copy_(torch.sin(part @ noise / 30 + torch.rand(1, device="cuda")))
                 noise.record_stream(stream)
                 event.record()
         for event in self.events:

@@ -118,8 +118,12 @@ def test_twenty_five_failed_requests_and_one_that_works(tmp_path, criu):
 
 HOG = """
 import sys, torch
-free, _ = torch.cuda.mem_get_info()
-hog = torch.zeros(free - int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+left, piece, hog = int(sys.argv[1]), 1 << 30, []
+while piece >= 32 << 20:
+    if torch.cuda.mem_get_info()[0] - piece < left:
+        piece //= 2
+    else:
+        hog.append(torch.empty(piece, dtype=torch.uint8, device="cuda"))
 print("taken", flush=True)
 sys.stdin.read()
 """

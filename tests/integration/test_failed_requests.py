@@ -26,7 +26,7 @@ def mounted(folder, options):
 def fails_and_trains_on(folder, reason, *options, number=signal.SIGUSR2, env=None):
     run = Run(folder, "--nproc-per-node=2", *options, JOBS / JOB[0], *JOB[1:], env=env)
     run.wait_for_step(4).signal(number)
-    run.wait_for(rf"torchmig-run: .*{reason}").finish()
+    run.wait_for(rf"torchmig-run: .* withdrawn, the job goes on: .*{reason}").finish()
     assert by_rank(run.text) == unbroken(2, *JOB)
     assert "Traceback" not in run.errors
     return run
@@ -82,7 +82,7 @@ def test_criu_that_is_killed_in_the_middle(tmp_path, criu):
 def test_a_rank_that_holds_what_cannot_be_dumped(tmp_path, hold, reason):
     run = Run(tmp_path, "--nproc-per-node=2", JOBS / "holding.py", hold, "60")
     run.wait_for("rank 0 step 4 ").signal(signal.SIGUSR2)
-    run.wait_for(rf"cannot checkpoint job .*rank 1: .*{reason}").finish()
+    run.wait_for(rf"suspend of job .* withdrawn, the job goes on: .*rank 1: .*{reason}").finish()
     assert "Traceback" not in run.errors
     assert by_rank(run.text) == unbroken(2, "holding.py", hold, "60")
     assert snapshots(tmp_path) == []

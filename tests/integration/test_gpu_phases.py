@@ -98,12 +98,13 @@ def test_a_checkpoint_goes_on_with_its_memory(tmp_path, program):
         ({"fault": "staging"}, "staging can have 0 B of this host"),
         ({"job_fault": "copy_out"}, "the stand-in does not copy"),
         ({"job_fault": "refused"}, "rank 0: it uses managed memory"),
+        ({"job_fault": "waits", "fault": "shared"}, "rank 0: GPU 0 is shared with process 1: "),
     ],
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
 )
 def test_after_a_failure_the_job_trains_on(tmp_path, program, faults, reason):
     run = start(tmp_path, program, 2, **faults).wait_for_step(5)
-    run.signal(signal.SIGUSR2).wait_for(reason)
+    run.signal(signal.SIGUSR2).wait_for(f"withdrawn, the job goes on: .*{reason}")
     assert by_rank(run.finish().text) == unbroken(2, JOB, STEPS)
     assert snapshots(tmp_path) == []
 
@@ -149,4 +150,19 @@ def test_gpus_without_room_are_refused_before_anything_is_started(tmp_path, prog
     assert "GPU 0 has 1.000 MiB free" in refused.errors
     assert "stand-in: restore" not in refused.errors
     second = start(tmp_path, program, 1, "--restore=latest").finish()
+    assert by_rank(first.text, second.text) == unbroken(1, JOB, STEPS)
+
+
+def test_ranks_that_wait_for_each_other_are_not_restored_beside_others(tmp_path, program):
+    first = start(tmp_path, program, 1, job_fault="waits").wait_for_step(5).suspend()
+    refused = start(tmp_path, program, 1, "--restore=latest", fault="shared")
+    assert refused.wait() == 21, refused.errors
+    assert "process 1 is on GPU 0, where rank 0 would go" in refused.errors
+    second = start(tmp_path, program, 1, "--restore=latest").finish()
+    assert by_rank(first.text, second.text) == unbroken(1, JOB, STEPS)
+
+
+def test_jobs_that_do_not_wait_share_gpus(tmp_path, program):
+    first = start(tmp_path, program, 1, fault="shared").wait_for_step(5).suspend()
+    second = start(tmp_path, program, 1, "--restore=latest", fault="shared").finish()
     assert by_rank(first.text, second.text) == unbroken(1, JOB, STEPS)

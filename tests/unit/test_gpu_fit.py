@@ -3,6 +3,7 @@
 import pytest
 
 from torchmig.agent import gpu as rank_gpu
+from torchmig.agent import gpu_places
 from torchmig.capture.device import gpus
 from torchmig.capture.device.gpus import Gpu
 from torchmig.errors import HostUnfitError, SnapshotUnfitError, UsageError
@@ -37,7 +38,7 @@ def host(monkeypatch):
 
 
 def plan(sections, named=None):
-    maps = rank_gpu.plan_restore(sections, named, "snapshot ab12cd34")
+    maps = gpu_places.plan_restore(sections, named, "snapshot ab12cd34")
     return {rank: {old.int: new.int for old, new in found.items()} for rank, found in maps.items()}
 
 

@@ -7,7 +7,7 @@ GPU goes through all of it without a step, and no driver is looked for.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,7 +21,7 @@ from torchmig.capture.device import driver, gpus
 from torchmig.capture.device.environment import has_gpu
 from torchmig.capture.device.staging import Staging, available_bytes, default_size
 from torchmig.capture.device.windows import PIECE_BYTES, Block, Piece, windows
-from torchmig.errors import HostUnfitError, SnapshotUnfitError
+from torchmig.errors import HostUnfitError
 from torchmig.repo import Depot, RankSection, Reader, Repository, Stream, Writer
 from torchmig.units import format_size
 
@@ -254,83 +254,6 @@ def resume(ranks: Sequence[RankGpu]) -> None:
         gpu.stage = GpuStage.OUT
         gpu.gpu_map = {}
         gpu.seconds["driver_restore"] = time.monotonic() - begun
-
-
-def plan_restore(
-    sections: Sequence[RankSection], named: str | None, what: str
-) -> dict[int, Mapping[UUID, UUID]]:
-    """Return the GPU map of each rank, empty where nothing moves; nothing has been started yet.
-
-    Args:
-        sections: The ranks of this node.
-        named: The GPUs that the user wants, as `--gpus` has them; None for the same ones, or, where
-            these are not here, the first ones.
-        what: Names the snapshot in messages.
-
-    Raises:
-        SnapshotUnfitError: They do not fit this host's GPUs.
-    """
-    facts: dict[int, dict[str, Any]] = {}
-    for section in sections:
-        fact = (section.state.get(STATE) or {}).get("facts") or {}
-        if fact.get("devices"):
-            facts[section.rank] = fact
-    if not facts:
-        return {}
-    present = gpus.list_gpus()
-    if not present:
-        raise SnapshotUnfitError(
-            f"cannot restore {what}: its ranks use GPUs and this host has none"
-        )
-    gpus.require_driver()
-    needs = [
-        gpus.Need(rank, gpus.parse_uuid(d["uuid"]), d["name"], d["reserved_bytes"] + CONTEXT_BYTES)
-        for rank, fact in sorted(facts.items())
-        for d in fact["devices"]
-    ]
-    targets = _targets([need.gpu for need in needs], named, present, what)
-    gpus.check_fit(needs, {(need.rank, need.gpu): targets[need.gpu] for need in needs}, what)
-    ids = [gpu.id for gpu in present]
-    maps: dict[int, Mapping[UUID, UUID]] = {}
-    for rank, fact in facts.items():
-        used = [gpus.parse_uuid(d["uuid"]) for d in fact["devices"]]
-        seen = [gpus.parse_uuid(text) for text in fact["visible"]]
-        maps[rank] = driver.gpu_map(seen, {gpu: targets[gpu].id for gpu in used}, ids)
-    return maps
-
-
-def _targets(
-    used: Sequence[UUID], named: str | None, present: Sequence[gpus.Gpu], what: str
-) -> dict[UUID, gpus.Gpu]:
-    wanted = list(dict.fromkeys(used))
-    here = {gpu.id: gpu for gpu in present}
-    if named is None and all(gpu in here for gpu in wanted):
-        return {gpu: here[gpu] for gpu in wanted}
-    chosen = gpus.choose(named, present) if named is not None else list(present)
-    if len(chosen) < len(wanted):
-        raise SnapshotUnfitError(
-            f"cannot restore {what}: it needs {len(wanted)} GPUs and {len(chosen)} are "
-            f"{'named' if named is not None else 'here'}; name as many with --gpus"
-        )
-    return dict(zip(wanted, chosen, strict=False))
-
-
-def used_gpus(pids: Iterable[int]) -> list[dict[str, Any]]:
-    """Return which of this host's GPUs the processes use, with the memory that is taken there."""
-    if not has_gpu():
-        return []
-    own = set(pids)
-    return [
-        {
-            "index": gpu.index,
-            "uuid": gpu.uuid,
-            "name": gpu.name,
-            "used_bytes": gpu.total_bytes - gpu.free_bytes,
-            "total_bytes": gpu.total_bytes,
-        }
-        for gpu in gpus.list_gpus()
-        if own & set(gpu.pids)
-    ]
 
 
 class Warmer(threading.Thread):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmig.agent import gpu as rank_gpu
-from torchmig.agent import workfolders
+from torchmig.agent import gpu_places, workfolders
 from torchmig.agent.claims import Claim
 from torchmig.agent.gpu import GpuStage, RankGpu
 from torchmig.agent.link import RankGoneError, RankLink
@@ -196,7 +196,10 @@ class Node:
         reasons = []
         for number, facts in self.call("describe"):
             rank = next(each for each in self.ranks if each.rank == number)
-            found = facts["refused"] + find_refused(rank.process.tree(), facts["sockets"])
+            tree = rank.process.tree()
+            found = facts["refused"] + find_refused(tree, facts["sockets"])
+            if facts["waits_on_gpus"]:
+                found += gpu_places.not_alone(tree)
             reasons += [f"rank {number}: {reason}" for reason in found]
         return reasons
 

@@ -171,6 +171,10 @@ class Request:
                 else:
                     self.job.depot.prepare()
                     snapshot = self._phases(held)
+            except TorchmigError as error:
+                back = "the job goes on" if self._walk_back() else "on the way back more failed"
+                error.inside(f"{self.kind} of job '{self.job.name.name}' withdrawn, {back}")
+                raise
             except BaseException:
                 self._walk_back()
                 raise
@@ -261,10 +265,9 @@ class Request:
             self._order(planner.tick(time.monotonic()))
         if isinstance(planner.verdict, Withdrawn):
             reason = planner.verdict.reason
-            message = f"{self.kind} of job '{job.name.name}' withdrawn, the job goes on: {reason}"
             if reason.startswith("no stand within"):
-                raise DeadlineMissedError(message)
-            raise RequestWithdrawnError(message)
+                raise DeadlineMissedError(reason)
+            raise RequestWithdrawnError(reason)
 
     def _order(self, orders: Iterable[tuple[int, Any]]) -> None:
         for node, its in split_orders(orders, self.job.node_of).items():
@@ -275,9 +278,7 @@ class Request:
         """Refuse by name what could not be restored; nothing has been frozen yet."""
         reasons = [reason for node in self._every("refused") for reason in node]
         if reasons:
-            raise HostUnfitError(
-                f"cannot checkpoint job '{self.job.name.name}': {'; '.join(reasons)}"
-            )
+            raise HostUnfitError("; ".join(reasons))
 
     def _wait_for_quiet(self) -> None:
         """Wait until nothing moves on any rank: all that has been issued is complete."""
@@ -291,7 +292,6 @@ class Request:
                 break
             if time.monotonic() > deadline:
                 raise DeadlineMissedError(
-                    f"{self.kind} of job '{self.job.name.name}' withdrawn, the job goes on: "
                     f"its communication did not come to rest within {QUIET_SECONDS:g} s"
                 )
             time.sleep(QUIET_PAUSE_SECONDS)
@@ -372,8 +372,8 @@ class Request:
     def _ranks_of(self, node: int) -> list[int]:
         return [rank for rank in range(self.job.world_size) if self.job.node_of(rank) == node]
 
-    def _walk_back(self) -> None:
-        """Bring the job back to work from wherever the request has failed."""
+    def _walk_back(self) -> bool:
+        """Bring the job back to work from wherever the request has failed; say if that worked."""
         errors: list[BaseException] = []
 
         def attempt(step: Callable[[], Any]) -> None:
@@ -392,12 +392,11 @@ class Request:
         attempt(lambda: self._every("clean"))
         for error in errors:
             log.error("on the way back: %s", error)
+        return not errors
 
     def _check_agents(self) -> None:
         if self.job.gone.is_set():
-            raise RequestWithdrawnError(
-                f"{self.kind} of job '{self.job.name.name}' withdrawn: an agent of the job is gone"
-            )
+            raise RequestWithdrawnError("an agent of the job is gone")
 
     def _every(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method on all nodes side by side."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmig.agent import mesh
-from torchmig.agent.gpu import used_gpus
+from torchmig.agent.gpu_places import used_gpus
 from torchmig.agent.node import Node, Rank
 from torchmig.agent.request import Job, Kind, NodeHandle, Outcome, Place, Request
 from torchmig.agent.start import environment

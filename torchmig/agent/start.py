@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from torchmig.agent import gpu as rank_gpu
-from torchmig.agent import workfolders
+from torchmig.agent import gpu_places, workfolders
 from torchmig.agent.claims import Claim
 from torchmig.agent.gpu import RankGpu
 from torchmig.agent.link import RankLink
@@ -135,7 +135,7 @@ class SnapshotStarter:
         """Restore all; if one fails, none is left."""
         sections = [self._section(plan.rank) for plan in plans]
         what = f"snapshot {self.manifest.id[:8]}"
-        gpu_maps = rank_gpu.plan_restore(sections, self.gpus, what)
+        gpu_maps = gpu_places.plan_restore(sections, self.gpus, what)
         with ExitStack() as undo:
             waiting = [
                 self._prepare(plan, section, len(plans), undo)

@@ -4,7 +4,9 @@ The ProcessGroup objects stay; only the backends inside them and the connection 
 replaced, so that everything which holds a group goes on.
 """
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -58,14 +60,22 @@ def refused() -> list[str]:
     reasons = []
     if dist.is_initialized():
         for group in c10d._world.pg_map:
-            for device in group._device_types:
-                backend = _find_backend(group, device)
-                if backend is not None and _kind(backend) not in ("gloo", "fake", "nccl"):
+            for _, backend in _backends(group):
+                if _kind(backend) not in ("gloo", "fake", "nccl"):
                     reasons.append(
                         f"process group '{group.group_name}' uses the backend '{_kind(backend)}': "
                         "only gloo and nccl can be taken down and built anew"
                     )
     return sorted(set(reasons))
+
+
+def waits_on_gpus() -> bool:
+    """Return whether kernels of this rank wait for kernels of other ranks."""
+    live = dist.is_initialized() and any(
+        group.size() > 1 and any(_kind(backend) == "nccl" for _, backend in _backends(group))
+        for group in c10d._world.pg_map
+    )
+    return live or any(old.recipe is not None and len(old.members) > 1 for old in _taken_down)
 
 
 def store_keys() -> dict[str, bytes]:
@@ -96,9 +106,8 @@ def take_down() -> int:
 
 def _take_down_group(group: dist.ProcessGroup) -> None:
     seen: list[Any] = []
-    for device in group._device_types:
-        backend = _find_backend(group, device)
-        if backend is None or any(backend is other for other in seen):
+    for device, backend in _backends(group):
+        if any(backend is other for other in seen):
             continue
         seen.append(backend)
         kind = _kind(backend)
@@ -158,11 +167,12 @@ def _new_backend(old: _Backend, generation: str) -> Any:
     return new
 
 
-def _find_backend(group: dist.ProcessGroup, device: torch.device) -> Any:
-    try:
-        return group._get_backend(device)
-    except RuntimeError:
-        return None  # a backend for this device was announced and never made
+def _backends(group: dist.ProcessGroup) -> Iterator[tuple[torch.device, Any]]:
+    """Return the backends of a group by device, as they are when each is asked for."""
+    for device in group._device_types:
+        # A backend may have been announced for a device and never made.
+        with contextlib.suppress(RuntimeError):
+            yield device, group._get_backend(device)
 
 
 def _kind(backend: Any) -> str:

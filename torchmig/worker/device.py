@@ -8,6 +8,7 @@ import bisect
 import ctypes
 import os
 import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,23 @@ def nccl_sockets() -> list[int]:
         if target.startswith("socket:[") and _C.is_nccl_socket(int(target[8:-1])):
             found.append(int(target[8:-1]))
     return found
+
+
+def end_compile_workers() -> None:
+    """End the processes that compile kernels beside this one; torch starts new ones when asked.
+
+    They have opened the GPU's device files and hold nothing that is worth keeping.
+
+    Raises:
+        RuntimeError: One of them is at work.
+    """
+    # Only a script that compiles has loaded it.
+    compiling = sys.modules.get("torch._inductor.async_compile")
+    if not in_use() or compiling is None:
+        return
+    if any(getattr(pool, "pending_futures", None) for pool in compiling._pool_set):
+        raise RuntimeError("kernels are being compiled in the background; ask again later")
+    compiling.shutdown_compile_workers()
 
 
 def settle() -> None:

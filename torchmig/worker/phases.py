@@ -21,6 +21,7 @@ def describe(_request: str) -> str:
         {
             "refused": communication.refused() + device.refused(),
             "sockets": _C.torch_socket_inodes() + device.nccl_sockets(),
+            "waits_on_gpus": communication.waits_on_gpus(),
         }
     )
 
@@ -65,12 +66,13 @@ def stack(_request: str) -> str:
 
 def device_describe(_request: str) -> str:
     """Say which GPUs this rank uses and sees."""
-    return json.dumps(device.describe())
+    return json.dumps({**device.describe(), "waits_on_gpus": communication.waits_on_gpus()})
 
 
 def device_live(_request: str) -> str:
     """Return the GPU memory that has to be kept."""
     device.settle()
+    device.end_compile_workers()
     return json.dumps(device.live_blocks())
 
 

@@ -1,6 +1,7 @@
 """torchmig-run on a host without GPUs, with a stand-in for the driver's calls and for NVML.
 
-STAND_IN_FAULT names a step that is refused: lock, checkpoint, staging, memory.
+STAND_IN_FAULT names a step that is refused: lock, checkpoint, staging, memory; or is "shared":
+every other process of this host seems to use the GPUs as well.
 """
 
 import sys

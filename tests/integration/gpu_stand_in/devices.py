@@ -1,6 +1,10 @@
-"""Two GPUs that NVML would show on a host that has none; both have no room with FAULT memory."""
+"""Two GPUs that NVML would show on a host that has none.
+
+With FAULT "memory" they have no room, with "shared" everybody uses them.
+"""
 
 import os
+from pathlib import Path
 
 from torchmig.capture.device import gpus
 
@@ -9,7 +13,9 @@ FAULT = os.environ.get("STAND_IN_FAULT", "")
 
 def gpu(index):
     free = 1 << 20 if FAULT == "memory" else 1 << 40
-    return gpus.Gpu(index, f"GPU-{index + 1:032x}", "STAND-IN", 1 << 40, free, (9, 0), ())
+    everybody = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    pids = tuple(sorted(everybody)) if FAULT == "shared" else ()
+    return gpus.Gpu(index, f"GPU-{index + 1:032x}", "STAND-IN", 1 << 40, free, (9, 0), pids)
 
 
 gpus.list_gpus = lambda: [gpu(0), gpu(1)]

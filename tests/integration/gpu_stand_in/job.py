@@ -1,6 +1,7 @@
 """A job with a stretch of memory that stands in for a GPU's: gone when it is released.
 
-STAND_IN_JOB_FAULT: copy_out and copy_in fail at their first call, refused uses what is refused.
+STAND_IN_JOB_FAULT: copy_out and copy_in fail at their first call, refused uses what is refused,
+waits seems to have NCCL.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torchmig.worker import device
+from torchmig.worker import communication, device
 
 STEPS = int(sys.argv[1])
 FAULT = os.environ.get("STAND_IN_JOB_FAULT", "")
@@ -61,6 +62,7 @@ def describe():
     }
 
 
+communication.waits_on_gpus = lambda: FAULT == "waits"
 device.in_use = lambda: True
 device.settle = lambda: None
 device.refused = lambda: ["it uses managed memory"] if FAULT == "refused" else []

@@ -1,6 +1,7 @@
 """Dumps and restores the process tree of a rank with CRIU, inside the rank's PID namespace."""
 
 import importlib
+import logging
 import os
 import re
 import socket
@@ -11,6 +12,8 @@ from typing import Any
 
 from torchmig.criu import Criu, load_pycriu
 from torchmig.errors import TorchmigError
+
+log = logging.getLogger(__name__)
 
 DUMP_LOG = "dump.log"
 RESTORE_LOG = "restore.log"
@@ -102,10 +105,10 @@ def _options(criu: Criu, folder: Path, log: str) -> Any:
     return options
 
 
-def _run(criu: Criu, init_pid: int, verb: str, options: Any, log: Path) -> Any:
+def _run(criu: Criu, init_pid: int, verb: str, options: Any, log_path: Path) -> Any:
     pycriu = load_pycriu(criu)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    folder = os.open(log.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(log_path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     options.images_dir = f"/proc/self/fd/{folder}"
     namespaces = ["nsenter", "--target", str(init_pid), "--pid", "--mount"]
     with ours:
@@ -124,19 +127,21 @@ def _run(criu: Criu, init_pid: int, verb: str, options: Any, log: Path) -> Any:
         try:
             return getattr(service, verb)()
         except pycriu.CRIUException as error:
-            reason = reason_in_log(log) or str(error)
-            raise CriuError(f"criu {verb} failed: {reason}; its log is '{log}'") from error
+            found = errors_in_log(log_path) or [str(error)]
+            for line in found[1:]:
+                log.error("criu %s: then: %s", verb, line)
+            raise CriuError(f"criu {verb} failed: {found[0]}") from error
         finally:
             process.wait()
 
 
-def reason_in_log(log: Path) -> str:
-    """Return the first error in a log of CRIU that says more than what followed from it."""
+def errors_in_log(log_path: Path) -> list[str]:
+    """Return the errors in a log of CRIU, which goes with its folder; the first is the cause."""
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = log_path.read_text(errors="replace").splitlines()
     except OSError:
-        return ""
+        return []
     errors = [line for line in lines if "Error (" in line]
     # Without CAP_SYS_RESOURCE every log begins with this one, which is harmless.
     errors = [line for line in errors if "RLIMIT_NOFILE for self" not in line]
-    return re.sub(r"^.*?Error \([^)]*\):\s*", "", errors[0]) if errors else ""
+    return [re.sub(r"^.*?Error \([^)]*\):\s*", "", line) for line in errors]
