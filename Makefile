@@ -35,7 +35,7 @@ demo: setup ## train unbroken, then suspended and restored twice, and compare
 	@$(BIN)/python examples/demo.py
 
 test: setup ## run the tests (TESTS=path to choose, JOBS=n side by side)
-	@$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 check: $(STAMPS)/build ## look for faults without writing anything
 	$(BIN)/ruff check

@@ -1,7 +1,15 @@
-"""No test leaves a job behind, whatever became of it."""
+"""No test leaves a job behind, whatever became of it; workers share what torchrun prints."""
+
+import os
 
 import pytest
 import running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_references(tmp_path_factory):
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        running.references = tmp_path_factory.getbasetemp().parent / "references"
 
 
 @pytest.fixture(autouse=True)
