@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from running import JOBS, Run, by_rank, snapshots, unbroken
 
+from torchmig.agent.control import agents, ask
+
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 
 
@@ -35,6 +37,14 @@ def start(folder, rendezvous, *arguments):
     return runs
 
 
+def dry_runs(runs):
+    """Ask each agent for a dry run and return where the ranks stood."""
+    pids = [run.process.pid for run in runs]
+    sockets = [path for path, status in agents(Path("/run/torchmig")) if status["pid"] in pids]
+    assert len(sockets) == len(runs)
+    return [ask(path, {"do": "dry-run"})["stand"] for path in sockets]
+
+
 def end(runs, code):
     for run in runs:
         assert run.wait() == code, f"{run.text}{run.errors}"
@@ -42,16 +52,18 @@ def end(runs, code):
 
 @pytest.mark.parametrize(("rendezvous", "asked"), [("c10d", 1), ("static", 0)])
 def test_a_signal_to_either_agent_suspends_the_whole_job(tmp_path, rendezvous, asked):
-    script = (JOBS / "ddp.py", "25", "0.03")
+    script = (JOBS / "ddp.py", "40", "0.03")
     first = start(tmp_path, rendezvous, "--nproc-per-node=2", *script)
     first[0].wait_for_step(4)
+    for stand in dry_runs(first):
+        assert [rank["rank"] for rank in stand] == [0, 1, 2, 3]
     first[asked].signal(signal.SIGUSR2)
     end(first, 85)
     assert len(snapshots(tmp_path)) == 1
     second = start(tmp_path, rendezvous, "--restore=latest")
     end(second, 0)
     texts = [run.text for run in (*first, *second)]
-    assert by_rank(*texts) == unbroken(4, "ddp.py", "25", "0.03")
+    assert by_rank(*texts) == unbroken(4, "ddp.py", "40", "0.03")
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["coordinator", "other"])
