@@ -77,7 +77,11 @@ def test_criu_that_is_killed_in_the_middle(tmp_path, criu):
 
 @pytest.mark.parametrize(
     ("hold", "reason"),
-    [("io_uring", "io_uring, which CRIU cannot dump"), ("tcp", "TCP connection to 127.0.0.1:")],
+    [
+        ("io_uring", "io_uring, which CRIU cannot dump"),
+        ("tcp", "TCP connection to 127.0.0.1:"),
+        ("backend", r"it calls a Backend object by itself \(allreduce\)"),
+    ],
 )
 def test_a_rank_that_holds_what_cannot_be_dumped(tmp_path, hold, reason):
     run = Run(tmp_path, "--nproc-per-node=2", JOBS / "holding.py", hold, "60")

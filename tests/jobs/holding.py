@@ -1,4 +1,4 @@
-"""Two gloo ranks, of which one holds something that cannot be dumped."""
+"""Two gloo ranks, of which one holds something that cannot be dumped, or both call a Backend."""
 
 import ctypes
 import socket
@@ -26,10 +26,13 @@ def hold():
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    held = hold() if rank == 1 else []
+    held = hold() if rank == 1 and HOLD != "backend" else []
     state = torch.ones(4) * (rank + 1)
     for step in range(STEPS):
-        dist.all_reduce(state)
+        if HOLD == "backend":
+            dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([state]).wait()
+        else:
+            dist.all_reduce(state)
         state = torch.sin(state) + rank
         print(f"rank {rank} step {step} {state.double().sum().item():.12e}", flush=True)
         time.sleep(0.05)

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 
 from torchmig import _C
-from torchmig.worker import graphs, groups, phases, rendezvous, steps
+from torchmig.worker import backends, graphs, groups, phases, rendezvous, steps
 
 __all__ = ["enter", "phases"]  # phases: loaded here, since the control thread must not import
 
@@ -27,6 +27,7 @@ def enter(socket_path: str) -> None:
     _C.install_fork_cuda()
     rendezvous.install()
     groups.install()
+    backends.install()
     steps.install()
     graphs.install()
     if threading.current_thread() is threading.main_thread():

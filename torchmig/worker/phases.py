@@ -1,6 +1,6 @@
 """What the agent asks a parked rank to do.
 
-The control thread calls each function on a native thread of its own, with the GIL held. A function
+Each function is called on a native thread made for it, with the GIL held. A function
 takes one JSON text and returns one.
 """
 
@@ -12,14 +12,14 @@ import threading
 import traceback
 
 from torchmig import _C
-from torchmig.worker import communication, device
+from torchmig.worker import backends, communication, device
 
 
 def describe(_request: str) -> str:
     """Say what this rank uses that cannot be restored, and which sockets are torch's."""
     return json.dumps(
         {
-            "refused": communication.refused() + device.refused(),
+            "refused": backends.refused() + communication.refused() + device.refused(),
             "sockets": _C.torch_socket_inodes() + device.nccl_sockets(),
             "waits_on_gpus": communication.waits_on_gpus(),
         }
