@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -136,6 +137,21 @@ def test_request_that_fails_brings_the_agents_sentence_and_code(agent, capsys):
     assert capsys.readouterr().err == (
         "torchmig: suspend of job 'gpt-1a2b' withdrawn: rank 1 did not come\n"
     )
+
+
+def test_request_that_fails_as_nobody_foresaw_is_answered_too(agent, capsys, caplog):
+    agent.outcome = OSError(28, "No space left on device")
+    assert main(["suspend", "gpt"]) == ExitCode.FAILED
+    assert "torchmig: OSError: [Errno 28] No space left" in capsys.readouterr().err
+    assert 'a request failed: {"do": "suspend"}' in caplog.text
+
+
+def test_agent_that_has_been_closed_listens_no_more(runtime_dir):
+    server = ControlServer(socket_path(runtime_dir, "gpt"), lambda request: request)
+    (thread,) = [each for each in threading.enumerate() if each.name == "control"]
+    server.close()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_job_that_is_not_there_is_a_usage_error(runtime_dir, capsys):

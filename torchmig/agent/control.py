@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torchmig.errors import ExitCode, TorchmigError, UsageError
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 STATUS_SECONDS = 5.0
@@ -40,6 +43,8 @@ class ControlServer:
     def close(self) -> None:
         """Stop listening."""
         self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not listening any more
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread out of accept()
         self._listener.close()
 
     def _accept(self) -> None:
@@ -56,14 +61,20 @@ class ControlServer:
             line = stream.readline()
             if not line:
                 return  # looked whether somebody listens, and asked nothing
-            try:
-                answer = self._handler(json.loads(line))
-            except TorchmigError as error:
-                answer = {"error": str(error), "code": int(error.exit_code)}
-            except (ValueError, KeyError) as error:
-                answer = {"error": f"not a request: {error}", "code": int(ExitCode.USAGE)}
-            stream.write(json.dumps(answer).encode() + b"\n")
+            stream.write(json.dumps(self._answer(line)).encode() + b"\n")
             stream.flush()
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            return self._handler(json.loads(line))
+        except TorchmigError as error:
+            return {"error": str(error), "code": int(error.exit_code)}
+        except (ValueError, KeyError) as error:
+            return {"error": f"not a request: {error}", "code": int(ExitCode.USAGE)}
+        except Exception as error:
+            log.exception("a request failed: %s", line.decode(errors="replace").strip())
+            reason = f"{type(error).__name__}: {error}"
+            return {"error": reason, "code": int(ExitCode.FAILED)}
 
 
 def ask(path: Path, request: dict[str, Any], timeout_seconds: float | None = None) -> Any:
