@@ -114,6 +114,22 @@ def test_one_process_is_killed(tmp_path, who):
         assert "Signal 9 (SIGKILL) received by PID" in run.errors
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_rank_is_killed_in_the_dump(tmp_path, number):
+    """As by a host that has no memory left: the job fails soon, and nothing of it is left."""
+    work = tmp_path / "w"
+    run = run_marked(tmp_path, "--nproc-per-node=2", f"--work-dir={work}", *DDP)
+    ranks, _ = ddp_workers(run.wait_for_step(3).folder)
+    run.signal(number)
+    wait_until(lambda: criu(tmp_path), lambda: "no CRIU")
+    os.kill(ranks[0], signal.SIGKILL)
+    assert run.wait(45) == 1  # well before a rank that does not answer would be given up
+    assert re.search(r"exitcode +: -9 ", run.errors)
+    assert run.errors.count("Traceback (most recent call last)") == 1  # torchrun's own
+    assert_nothing_left(tmp_path)
+    assert list(work.iterdir()) == []
+
+
 def test_the_outer_init_is_killed(tmp_path):
     """The job does not need it; nothing is left at the end all the same."""
     run = run_marked(tmp_path, "--nproc-per-node=2", JOBS / "ring.py", "40").wait_for_step(3)

@@ -1,8 +1,9 @@
-"""What becomes of a rank that the kernel does not let end."""
+"""The end of a rank: one that has just come, and one that the kernel does not let come."""
 
 import contextlib
 import ctypes
 import os
+import signal
 import struct
 import subprocess
 import time
@@ -59,6 +60,32 @@ def silent(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+def sleeping(folder):
+    process = RankProcess()
+    words = ["sleep", "1000"]
+    process.spawn(words, dict(os.environ), str(folder), folder / "out", folder / "err")
+    return process
+
+
+def test_a_rank_may_end_at_the_moment_when_it_is_killed(tmp_path):
+    process = sleeping(tmp_path)
+    os.kill(process.init_pid, signal.SIGKILL)
+    while Path(f"/proc/{process.init_pid}").exists():
+        pass  # what was its parent takes milliseconds to end after it
+    process.kill()
+    assert process.returncode == -9
+
+
+def test_a_rank_may_end_at_the_moment_when_it_is_sent_a_signal(tmp_path):
+    process = sleeping(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    while Path(f"/proc/{process.pid}").exists():
+        pass
+    process.signal_group(signal.SIGTERM)
+    assert process.wait(30) == -9
+    process.kill()
+
+
 @pytest.mark.parametrize("who", ["the agent", "its own init"])
 def test_a_rank_that_does_not_end_is_left_and_named(tmp_path, silent, monkeypatch, caplog, who):
     monkeypatch.setattr(ranks, "END_TIMEOUT_SECONDS", 0.5)
@@ -69,7 +96,7 @@ def test_a_rank_that_does_not_end_is_left_and_named(tmp_path, silent, monkeypatc
     if who == "the agent":
         process.kill()
     else:
-        os.kill(process.init_pid, 9)
+        os.kill(process.init_pid, signal.SIGKILL)
         assert process.wait(timeout=30) == -9
     assert process.returncode == -9
     assert f"process {process.pid} of a rank has not ended 0.5 s after it was killed" in caplog.text

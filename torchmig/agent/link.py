@@ -14,6 +14,7 @@ from torchmig.cut import Order, Report
 from torchmig.errors import DeadlineMissedError, TorchmigError
 
 CONNECT_SECONDS = 60.0
+LOOK_SECONDS = 0.2
 
 
 class RankGoneError(TorchmigError):
@@ -64,16 +65,27 @@ class RankLink:
             target=self._serve, args=(listener,), name=f"rank {self.rank}", daemon=True
         ).start()
 
-    def wait_connected(self, timeout_seconds: float = CONNECT_SECONDS) -> None:
+    def wait_connected(
+        self, has_ended: Callable[[], bool], timeout_seconds: float = CONNECT_SECONDS
+    ) -> None:
         """Wait until the rank has connected.
 
+        Args:
+            has_ended: Whether the rank's process has, so that it never will.
+            timeout_seconds: How long at the most.
+
         Raises:
-            DeadlineMissedError: It has not in time.
+            RankGoneError: Its process has ended.
+            DeadlineMissedError: It has not connected in time.
         """
-        if not self._connected.wait(timeout_seconds):
-            raise DeadlineMissedError(
-                f"rank {self.rank} did not answer within {timeout_seconds:g} s"
-            )
+        deadline = time.monotonic() + timeout_seconds
+        while not self._connected.wait(LOOK_SECONDS):
+            if has_ended():
+                raise RankGoneError(f"rank {self.rank} has ended")
+            if time.monotonic() > deadline:
+                raise DeadlineMissedError(
+                    f"rank {self.rank} did not answer within {timeout_seconds:g} s"
+                )
 
     def order(self, order: Order) -> bool:
         """Send an order of the cut; False if the rank will get it only when it has connected.

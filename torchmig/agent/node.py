@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -279,8 +280,7 @@ class Node:
 
     def reattach(self) -> None:
         """Let dumped ranks go on and take their connections again; they still stand at the cut."""
-        for rank in self.ranks:
-            self._wake(rank)
+        self._each(self._wake)
         rank_gpu.resume([rank.gpu for rank in self.ranks])
         self._each(self._reconnect)
         self.refill()
@@ -300,9 +300,9 @@ class Node:
     def clean(self) -> None:
         """Remove what was captured."""
         for rank in self.ranks:
-            if rank.capture is not None:
-                rank.capture.remove()
-                rank.capture = None
+            capture, rank.capture = rank.capture, None
+            if capture is not None:
+                capture.remove()
 
     def release(self) -> None:
         """Let all ranks go on with the script."""
@@ -318,7 +318,7 @@ class Node:
         self.drain()
         for rank in self.ranks:
             rank.stage = Stage.GONE
-            rank.end()
+        self._each(Rank.end)
         self.clean()
         self.finished = True
         self.on_finished()
@@ -338,14 +338,15 @@ class Node:
     def _wake(self, rank: Rank) -> None:
         if rank.stage is Stage.STOPPED:
             for pid in rank.process.tree():
-                os.kill(pid, signal.SIGCONT)
+                with suppress(ProcessLookupError):  # killed meanwhile
+                    os.kill(pid, signal.SIGCONT)
             rank.stage = Stage.DETACHED
         if rank.stage is Stage.DETACHED:
             rank.link.listen()
 
     def _reconnect(self, rank: Rank) -> None:
         if rank.stage is Stage.DETACHED:
-            rank.link.wait_connected()
+            rank.link.wait_connected(lambda: rank.process.poll() is not None)
             rank.stage = Stage.RUNNING
 
     def _each(self, work: Callable[[Rank], Any]) -> list[Any]:

@@ -174,7 +174,8 @@ class RankProcess:
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to the rank's process group."""
         if self.poll() is None and self.pid:
-            os.killpg(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self.pid, number)
 
     @property
     def stopped(self) -> bool:
@@ -191,7 +192,8 @@ class RankProcess:
         What the kernel does not let end is left, and said.
         """
         if getattr(self, "init_pid", 0) and self._outer.poll() is None:
-            os.kill(self.init_pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.init_pid, signal.SIGKILL)
         elif self._outer.poll() is None:
             self._outer.kill()
         self._channel.close()

@@ -379,7 +379,7 @@ class Request:
         def attempt(step: Callable[[], Any]) -> None:
             try:
                 step()
-            except TorchmigError as error:
+            except Exception as error:  # noqa: BLE001 - the other steps are wanted all the more
                 errors.append(error)
 
         if self.planner is not None:
@@ -391,7 +391,8 @@ class Request:
             attempt(lambda: self._every("release"))
         attempt(lambda: self._every("clean"))
         for error in errors:
-            log.error("on the way back: %s", error)
+            unforeseen = None if isinstance(error, TorchmigError) else error
+            log.error("on the way back: %s", error, exc_info=unforeseen)
         return not errors
 
     def _check_agents(self) -> None:

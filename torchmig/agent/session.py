@@ -28,11 +28,13 @@ from torchmig.cut import Report, State, pack_reports, unpack_reports
 from torchmig.errors import RequestWithdrawnError, TorchmigError
 from torchmig.progress import Progress
 from torchmig.repo import Depot, JobName
+from torchmig.together import together
 
 log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 60.0
 EXPLAIN_SECONDS = 30.0
+CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,10 @@ class Session:
     _channel: mesh.Channel | None = None
     _number: int = 0
     request: Request | None = None
+    _idle: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._idle.set()
 
     @property
     def is_coordinator(self) -> bool:
@@ -238,8 +244,9 @@ class Session:
         for agent in list(self._agents.values()):
             agent.channel.close()
         if self.node is not None:
-            for rank in self.node.ranks:
-                rank.end()
+            together(Rank.end, self.node.ranks)
+        # A request that is on its way back from a rank that has ended has little left to do.
+        self._idle.wait(CLOSE_SECONDS)
 
     def clean(self) -> None:
         """Remove what the ranks, which have ended, leave in the runtime folder."""
@@ -297,11 +304,13 @@ class Session:
             deadline_seconds=deadline_seconds,
             progress=self.progress,
         )
+        self._idle.clear()
         self.request = Request(job, kind, self._number)
         try:
             return self.request.run()
         finally:
             self.request = None
+            self._idle.set()
 
     def _all_nodes(self) -> list[NodeHandle]:
         assert self.node is not None

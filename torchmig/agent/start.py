@@ -222,7 +222,7 @@ class SnapshotStarter:
             undo.callback(process.kill)
             link.listen()
             process.adopt(trees.restore(self.criu, process.init_pid, dumped))
-            link.wait_connected()
+            link.wait_connected(lambda: process.poll() is not None)
             undo.pop_all()
         sizes = {file["path"]: file["size_bytes"] for file in state["files"]}
         return Rank(
