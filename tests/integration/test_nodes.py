@@ -4,12 +4,14 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from running import JOBS, Run, by_rank, snapshots, unbroken
 
 from torchmig.agent.control import agents, ask
+from torchmig.repo import Repository
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 
@@ -20,8 +22,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(folder, rendezvous, *arguments):
-    """Start two agents that meet at a port which was free a moment ago."""
+def start(folder, rendezvous, *arguments, own=((), ())):
+    """Start two agents, each with options of its own, that meet at a port free a moment ago."""
     port = free_port()
     runs = []
     for node in range(2):
@@ -33,7 +35,7 @@ def start(folder, rendezvous, *arguments):
                 f"--rdzv-endpoint=127.0.0.1:{port}",
                 f"--rdzv-id=job{port}",
             ]
-        runs.append(Run(folder, "--nnodes=2", *meeting, *arguments))
+        runs.append(Run(folder, "--nnodes=2", *meeting, *own[node], *arguments))
     return runs
 
 
@@ -64,6 +66,25 @@ def test_a_signal_to_either_agent_suspends_the_whole_job(tmp_path, rendezvous, a
     end(second, 0)
     texts = [run.text for run in (*first, *second)]
     assert by_rank(*texts) == unbroken(4, "ddp.py", "40", "0.03")
+
+
+def test_agents_that_would_restore_different_things_refuse(tmp_path):
+    script = (JOBS / "ring.py", "100000")
+    Run(tmp_path, "--nproc-per-node=2", *script).wait_for_step(3).suspend()
+    with Repository.open(str(tmp_path / "torchmig-repo")) as repository:
+        first = repository.load("latest")
+        ids = [first.id, repository.commit(replace(first, tags=["again"]))]
+    anew = ("--nproc-per-node=1", *script)
+    for own in ([(f"--restore={each}",) for each in ids], [anew, (f"--restore={ids[0]}",)]):
+        runs = start(tmp_path, "static", own=own)
+        assert runs[1].wait() == 21, runs[1].errors
+        assert "on every node" in runs[1].errors
+        assert runs[1].text == ""
+        if own[0] is anew:
+            runs[0].kill()  # its rank waits for the other one, as under torchrun
+        else:
+            assert runs[0].wait() == 21, runs[0].errors
+            assert f"the agent of node 1 restores snapshot {ids[1][:8]}" in runs[0].errors
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["coordinator", "other"])

@@ -102,10 +102,14 @@ class Agent(LocalElasticAgent):
             port=0,
             prefix=prefix,
             generation=uuid.uuid4().hex[:12],
+            snapshot=manifest.id if manifest is not None else "",
         )
         coordinator = worker_group.group_rank == 0
         if not coordinator:
+            own = meeting.snapshot
             meeting = Meeting.from_json(store.get(key).decode())
+            store.set(f"{key}/{worker_group.group_rank}", own)
+            _require_one_snapshot(own, meeting.snapshot, 0)
         session = Session(
             settings=life.settings,
             meeting=meeting,
@@ -120,6 +124,10 @@ class Agent(LocalElasticAgent):
         if coordinator:
             session.meeting = replace(meeting, port=session.listen())
             store.set(key, session.meeting.to_json())
+            # Where nothing is restored nobody has to answer: ranks start as soon as they can.
+            for node in range(1, worker_group.group_world_size) if meeting.snapshot else ():
+                other = store.get(f"{key}/{node}").decode()
+                _require_one_snapshot(meeting.snapshot, other, node)
         return session
 
     def _start_ranks(self, name: str, entrypoint: Any, **options: Any) -> Any:
@@ -202,6 +210,18 @@ class Agent(LocalElasticAgent):
         for name, value in manifest.store_keys.items():
             # The binding takes bytes as well as text, whatever its annotation says.
             store.set(name, b64decode(value))  # type: ignore[arg-type]
+
+
+def _require_one_snapshot(own: str, other: str, node: int) -> None:
+    """Refuse where another agent does something else: to each 'latest' is what it has found."""
+    if own == other:
+        return
+    there = f"restores snapshot {other[:8]}" if other else "starts the script"
+    here = f"restore snapshot {own[:8]}" if own else "start the script"
+    raise SnapshotUnfitError(
+        f"cannot {here}: the agent of node {node} {there}; "
+        "name one snapshot with '--restore' on every node"
+    )
 
 
 local_elastic_agent_start = local_elastic_agent.start_processes

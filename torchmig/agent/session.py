@@ -107,6 +107,7 @@ class Meeting:
     port: int  # of the mesh; 0 with one node
     prefix: str
     generation: str
+    snapshot: str  # that all restore; empty where the script is started
 
     def to_json(self) -> str:
         """Return the form that goes into torchelastic's store."""
