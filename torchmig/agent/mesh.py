@@ -52,7 +52,6 @@ class Channel:
         self._send_lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, queue.Queue[dict[str, Any] | None]] = {}
-        self._closed = False
         # Notifications are handled one after the other: reports must not overtake each other.
         threading.Thread(target=self._read, name=f"agent {peer}", daemon=True).start()
 
@@ -114,7 +113,6 @@ class Channel:
         except (OSError, EOFError, ValueError) as error:
             log.debug("connection to the agent on %s has ended: %s", self.peer, error)
         finally:
-            self._closed = True
             self._socket.close()
             for waiting in list(self._waiting.values()):
                 waiting.put(None)

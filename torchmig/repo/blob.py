@@ -35,7 +35,6 @@ class Kind(StrEnum):
 
 
 KIND_CODES = {kind: code for code, kind in enumerate(Kind)}
-KINDS_BY_CODE = dict(enumerate(Kind))
 
 # Host pages share bytes over time only in small pieces that lie at equal addresses; GPU blocks are
 # equal as a whole or not at all, so that larger pieces cost less.

@@ -77,10 +77,6 @@ class Index:
         """Return the packs that the index names."""
         return list(self._packs)
 
-    def object_names(self) -> set[str]:
-        """Return the index objects that have been read."""
-        return set(self._loaded)
-
     def add_pack(self, pack_id: bytes, header: bytes) -> None:
         """Take in the blobs of one pack; the header must match the pack's name."""
         if hash_of(header) != pack_id or len(header) % ENTRY.size:

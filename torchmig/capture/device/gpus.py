@@ -2,8 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 from uuid import UUID
 
 import pynvml
@@ -30,10 +29,6 @@ class Gpu:
     def id(self) -> UUID:
         """The identity that the driver's maps use."""
         return parse_uuid(self.uuid)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the form that goes into reports and manifests."""
-        return asdict(self)
 
 
 def parse_uuid(text: str) -> UUID:
