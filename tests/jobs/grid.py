@@ -53,8 +53,9 @@ class Stage:
         self.half = slice(begin, begin + WIDTH // 2)
         torch.manual_seed(self.rank)
         self.weight = torch.nn.Parameter(torch.randn(WIDTH // 2, WIDTH) / WIDTH)
-        self.optimizer = torch.optim.SGD([self.weight], lr=RATE)
-        self.by_hand = ORDERS is not None
+        self.by_hand = True
+        # An optimizer brings torch's compiler with it, which takes as long to load as torch.
+        self.optimizer = None if ORDERS is None else torch.optim.SGD([self.weight], lr=RATE)
         self.seen = hashlib.blake2b(digest_size=8)
         self.messages = {"sent": 0, "received": 0}
         self.late = None
