@@ -36,10 +36,10 @@ def executable(path, text):
     return path
 
 
-def start(folder, program, ranks, *options, megabytes=None, **faults):
+def start(folder, program, ranks, *options, job=(STEPS,), **faults):
     env = {f"STAND_IN_{name.upper()}": fault for name, fault in faults.items()}
     restores = any("--restore" in option for option in options)
-    job = () if restores else (JOB, STEPS, *filter(None, [megabytes]))
+    job = () if restores else (JOB, *job)
     ranks = () if not job else (f"--nproc-per-node={ranks}",)
     return Run(folder, *ranks, *options, *job, program=program, env=env)
 
@@ -111,9 +111,10 @@ def test_after_a_failure_the_job_trains_on(tmp_path, program, faults, reason):
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_staging_smaller_than_the_memory_is_gone_through(tmp_path, program, number):
-    run = start(tmp_path, program, 1, "--staging=64M", megabytes="100").wait_for_step(5)
+    job = ("20", "80")  # steps, MiB
+    run = start(tmp_path, program, 1, "--staging=64M", job=job).wait_for_step(5)
     run.signal(number).wait_for("more than staging holds")
-    reference = unbroken(1, JOB, STEPS, "100")
+    reference = unbroken(1, JOB, *job)
     if number == signal.SIGUSR1:
         assert by_rank(run.finish().text) == reference
         again = start(tmp_path, program, 1, "--restore=latest", "--staging=64M").finish()

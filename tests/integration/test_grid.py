@@ -30,7 +30,7 @@ FURTHER_STEPS = 2
 
 def try_to_stop(folder, count, moments):
     """Bring the job to a stand and let it go, `count` times."""
-    agent = find_job(folder / "run", job_of(folder))
+    agent = find_job(folder / "r", job_of(folder))
     for _ in range(count):
         time.sleep(moments.uniform(0, PAUSE_SECONDS))
         stand = ask(agent, {"do": "dry-run"})["stand"]
@@ -44,7 +44,7 @@ def try_to_stop(folder, count, moments):
 
 def try_from_the_command_line(folder):
     """Check one request as people and programs make it."""
-    env = {"TORCHMIG_RUNTIME_DIR": str(folder / "run")}
+    env = {"TORCHMIG_RUNTIME_DIR": str(folder / "r")}
     answer = json.loads(
         torchmig("checkpoint", job_of(folder), "--dry-run", "--json", env=env).stdout
     )
@@ -59,16 +59,16 @@ def try_from_the_command_line(folder):
 def show_steps(folder, orders):
     """Make the ranks use an optimizer, and wait until all have."""
     (orders / "optimizer").touch()
-    agent = find_job(folder / "run", job_of(folder))
+    agent = find_job(folder / "r", job_of(folder))
     while not all(rank["step"] for rank in ask(agent, {"do": "dry-run"})["stand"]):
         pass  # each answer takes the job a little further
 
 
-def test_requests_at_random_moments_of_a_grid(tmp_path):
+def test_grid_notices_nothing(tmp_path):
     seed = int.from_bytes(os.urandom(4))
     print(f"seed {seed}")  # shown if the test fails
     moments = random.Random(seed)
-    options = (f"--runtime-dir={tmp_path / 'run'}", f"--job={job_of(tmp_path)}")
+    options = (f"--runtime-dir={tmp_path / 'r'}", f"--job={job_of(tmp_path)}")
     orders = tmp_path / "orders"
     orders.mkdir()
     run = Run(tmp_path, "--nproc-per-node=8", *options, JOBS / "grid.py", MOST_STEPS, orders)

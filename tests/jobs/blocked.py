@@ -77,6 +77,7 @@ def main():
             busy(rank)
         loss.backward()
         total += model.module.weight.grad.sum()
+        del model, loss  # before their group goes: torch may abort at the exit of the interpreter
     elif MODE == "loader":
         busy(rank)
         for batch in DataLoader(SlowStart(), batch_size=4, num_workers=1):
