@@ -3,7 +3,8 @@
 #
 #   benchmarks/gpu.sh PART...
 #
-# Parts, each of which ends inside eight minutes: build one two faults compare large steady
+# Parts, each of which ends inside eight minutes: build alone one two faults
+#        compare large steady
 # A line for each check and a table of figures come last; logs go to $OUT, or build/gpu.
 # CRIU is the one of TORCHMIG_CRIU or on PATH; wheels that are missing may lie in $WHEELS.
 set -u
@@ -48,9 +49,10 @@ for part in "$@"; do
     begun=$(date +%s)
     case $part in
         build) build ;;
-        one) tests one tests/gpu -m "gpu and not multigpu" -n 6 --ignore tests/gpu/test_faults_gpu.py ;;
+        alone) tests alone tests/gpu/test_suspend_one_gpu.py -n 3 ;;
+        one) tests one tests/gpu/test_agent_gpu.py -m "gpu and not multigpu" -n 8 --dist worksteal ;;
         two) tests two tests/gpu -m multigpu ;;
-        faults) tests faults tests/gpu/test_faults_gpu.py -n 3 ;;
+        faults) tests faults tests/gpu/test_faults_gpu.py ;;
         steady) timeout 450 python3 -m benchmarks.steady_state_gpu > "$out/steady.log" 2>&1 ;;
         compare | large)
             jobs="copy fill16 gpt"
@@ -64,7 +66,9 @@ for part in "$@"; do
     [ $result -eq 0 ] || failed=1
     echo "$part: $([ $result -eq 0 ] && echo passed || echo "failed ($result)") in $(($(date +%s) - begun)) s"
     case $part in
-        one | two | faults) grep -E "^(PASSED|FAILED|SKIPPED|ERROR)" "$out/$part.log" | cut -c1-150 ;;
+        alone | one | two | faults)
+            grep -E "^(PASSED|FAILED|SKIPPED|ERROR|E  .*(torchmig-run:|Error))" "$out/$part.log" | cut -c1-250
+            ;;
         compare | large | steady) figures="$figures$(grep -E '^(copy: out|\||.*: a step)' "$out/$part.log")
 " ;;
     esac

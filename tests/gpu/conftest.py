@@ -7,6 +7,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
+from job_fixtures import _no_job_is_left, _shared_references
+
+__all__ = ["_no_job_is_left", "_shared_references"]
+
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):

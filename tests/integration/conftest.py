@@ -1,19 +1,5 @@
-"""No test leaves a job behind, whatever became of it; workers share what torchrun prints."""
+"""What these tests share."""
 
-import os
+from job_fixtures import _no_job_is_left, _shared_references
 
-import pytest
-import running
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _shared_references(tmp_path_factory):
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        running.references = tmp_path_factory.getbasetemp().parent / "references"
-
-
-@pytest.fixture(autouse=True)
-def _no_job_is_left():
-    yield
-    while running.started:
-        running.started.pop().kill()
+__all__ = ["_no_job_is_left", "_shared_references"]
