@@ -6,6 +6,7 @@ import os
 import signal
 import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from torchmig.agent import ranks
 from torchmig.agent.ranks import RankProcess
+from torchmig.together import together
 
 pytestmark = pytest.mark.criu
 
@@ -60,15 +62,14 @@ def silent(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def sleeping(folder):
+def started(folder, *words):
     process = RankProcess()
-    words = ["sleep", "1000"]
     process.spawn(words, dict(os.environ), str(folder), folder / "out", folder / "err")
     return process
 
 
 def test_a_rank_may_end_at_the_moment_when_it_is_killed(tmp_path):
-    process = sleeping(tmp_path)
+    process = started(tmp_path, "sleep", "1000")
     os.kill(process.init_pid, signal.SIGKILL)
     while Path(f"/proc/{process.init_pid}").exists():
         pass  # what was its parent takes milliseconds to end after it
@@ -77,7 +78,7 @@ def test_a_rank_may_end_at_the_moment_when_it_is_killed(tmp_path):
 
 
 def test_a_rank_may_end_at_the_moment_when_it_is_sent_a_signal(tmp_path):
-    process = sleeping(tmp_path)
+    process = started(tmp_path, "sleep", "1000")
     os.kill(process.pid, signal.SIGKILL)
     while Path(f"/proc/{process.pid}").exists():
         pass
@@ -86,12 +87,34 @@ def test_a_rank_may_end_at_the_moment_when_it_is_sent_a_signal(tmp_path):
     process.kill()
 
 
+@pytest.fixture
+def hasty_threads():
+    """Let Python change threads as often as it can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_threads_that_ask_at_once_hear_the_same(tmp_path):
+    """As the launcher's monitor and a request do; without a lock every tenth round fails."""
+    for _round in range(10):
+        process = started(tmp_path, "sh", "-c", "exit 7")
+
+        def ask(_number, process=process):
+            while (code := process.poll()) is None:
+                pass
+            return code
+
+        assert together(ask, range(6)) == [7] * 6
+        process.kill()
+
+
 @pytest.mark.parametrize("who", ["the agent", "its own init"])
 def test_a_rank_that_does_not_end_is_left_and_named(tmp_path, silent, monkeypatch, caplog, who):
     monkeypatch.setattr(ranks, "END_TIMEOUT_SECONDS", 0.5)
-    process = RankProcess()
-    streams = [tmp_path / "out", tmp_path / "err"]
-    process.spawn(["cat", str(silent.folder / "file")], dict(os.environ), str(tmp_path), *streams)
+    process = started(tmp_path, "cat", str(silent.folder / "file"))
     silent.next_question(LOOKUP)
     if who == "the agent":
         process.kill()

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class RankProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel = ours
         self._buffer = b""
+        self._lock = threading.Lock()  # the monitor and a request may ask at the same moment
         self.returncode: int | None = None
         self.pid = 0
         self.inner_pid = 0
@@ -151,10 +153,11 @@ class RankProcess:
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while the rank runs."""
-        if self.returncode is None:
-            self._receive(0)
-            self._take_status()
-        return self.returncode
+        with self._lock:
+            if self.returncode is None:
+                self._receive(0)
+                self._take_status()
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end as subprocess.Popen does.
@@ -167,7 +170,8 @@ class RankProcess:
             left = 1.0 if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired(self.argv, timeout or 0)
-            self._receive(min(left, 1.0))
+            with self._lock:
+                self._receive(min(left, 1.0))
         assert self.returncode is not None
         return self.returncode
 
@@ -196,10 +200,11 @@ class RankProcess:
                 os.kill(self.init_pid, signal.SIGKILL)
         elif self._outer.poll() is None:
             self._outer.kill()
-        self._channel.close()
-        self._wait_for_init()
-        if self.returncode is None:
-            self.returncode = -signal.SIGKILL
+        with self._lock:
+            self._channel.close()
+            self._wait_for_init()
+            if self.returncode is None:
+                self.returncode = -signal.SIGKILL
 
     def _wait_for_init(self) -> None:
         """Wait until the namespace has ended, but not for ever."""
