@@ -13,6 +13,10 @@ pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 JOB = ("ddp.py", "60", "0.05")
 
 
+def remount(folder, options):
+    subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
+
+
 @contextmanager
 def mounted(folder, options):
     folder.mkdir(exist_ok=True)
@@ -32,26 +36,9 @@ def fails_and_trains_on(folder, reason, *options, number=signal.SIGUSR2, env=Non
     return run
 
 
-def test_repository_that_is_full(tmp_path):
-    with mounted(tmp_path / "small", "size=4m") as small:
-        fails_and_trains_on(tmp_path, "no space left", f"--repo={small}/repo")
-        assert snapshots(tmp_path, small / "repo") == []
-
-
-def test_repository_that_is_read_only(tmp_path):
-    with mounted(tmp_path / "fixed", "ro") as fixed:
-        fails_and_trains_on(tmp_path, "[Rr]ead-only", f"--repo={fixed}/repo")
-
-
 def test_repository_that_is_a_file(tmp_path):
     (tmp_path / "repo").write_text("not a folder")
     fails_and_trains_on(tmp_path, "repo", "--repo=repo", number=signal.SIGUSR1)
-
-
-def test_no_room_for_images(tmp_path):
-    with mounted(tmp_path / "small", "size=4m") as small:
-        fails_and_trains_on(tmp_path, "make room or set '--work-dir'", f"--work-dir={small}")
-        assert list(small.iterdir()) == []
 
 
 def test_criu_that_is_missing(tmp_path):
@@ -59,20 +46,52 @@ def test_criu_that_is_missing(tmp_path):
     assert run.errors.count("this job cannot be checkpointed") == 1
 
 
-def test_criu_that_is_killed_in_the_middle(tmp_path, criu):
-    # Same release, same pycriu, but whoever starts it for a dump gets it killed on the way.
-    prefix = tmp_path / "usr"
-    (prefix / "sbin").mkdir(parents=True)
-    (prefix / "lib/python3").mkdir(parents=True)
-    (prefix / "lib/python3/dist-packages").symlink_to(criu.pycriu_folder.parent)
-    program = prefix / "sbin/criu"
+def mortal_criu(folder, criu, mark):
+    """Return a criu that is killed in the middle of a dump while the file `mark` exists."""
+    (folder / "sbin").mkdir(parents=True)
+    (folder / "lib/python3").mkdir(parents=True)
+    # Same release, same pycriu.
+    (folder / "lib/python3/dist-packages").symlink_to(criu.pycriu_folder.parent)
+    program = folder / "sbin/criu"
     program.write_text(
-        f'#!/bin/sh\n[ "$1" = swrk ] || exec {criu.path} "$@"\n'
+        f'#!/bin/sh\n[ "$1" = swrk ] && [ -e {mark} ] || exec {criu.path} "$@"\n'
         f'exec timeout --foreground -s KILL 0.08 {criu.path} "$@"\n'
     )
     program.chmod(0o755)
-    fails_and_trains_on(tmp_path, "criu dump failed", env={"TORCHMIG_CRIU": str(program)})
-    assert snapshots(tmp_path) == []
+    return program
+
+
+def test_one_failure_after_the_other_and_then_it_works(tmp_path, criu):
+    mark, may_end = tmp_path / "mark", tmp_path / "may-end"
+    env = {"TORCHMIG_CRIU": str(mortal_criu(tmp_path / "usr", criu, mark))}
+    with (
+        mounted(tmp_path / "disk", "size=4m") as disk,
+        mounted(tmp_path / "work", "size=2g") as work,
+    ):
+        options = ("--nproc-per-node=2", f"--repo={disk}/repo", f"--work-dir={work}")
+        run = Run(tmp_path, *options, JOBS / JOB[0], *JOB[1:], may_end, env=env).wait_for_step(4)
+
+        def fails(reason, number=signal.SIGUSR2):
+            run.signal(number).wait_for(rf"torchmig-run: .* withdrawn, the job goes on: .*{reason}")
+            assert list(work.iterdir()) == []
+
+        fails("no space left")
+        assert snapshots(tmp_path, disk / "repo") == []
+        remount(disk, "ro")
+        fails("[Rr]ead-only")
+        remount(disk, "rw,size=2g")
+        remount(work, "size=4m")
+        fails("make room or set '--work-dir'", signal.SIGUSR1)
+        remount(work, "size=2g")
+        mark.touch()
+        fails("criu dump failed")
+        mark.unlink()
+        assert "Traceback" not in run.errors
+        assert snapshots(tmp_path, disk / "repo") == []
+        run.suspend()
+        may_end.touch()
+        again = Run(tmp_path, f"--repo={disk}/repo", "--restore=latest").finish()
+        assert by_rank(run.text, again.text) == unbroken(2, *JOB)
 
 
 @pytest.mark.parametrize(
@@ -90,17 +109,6 @@ def test_a_rank_that_holds_what_cannot_be_dumped(tmp_path, hold, reason):
     assert "Traceback" not in run.errors
     assert by_rank(run.text) == unbroken(2, "holding.py", hold, "60")
     assert snapshots(tmp_path) == []
-
-
-def test_after_a_failure_the_next_request_works(tmp_path):
-    with mounted(tmp_path / "small", "size=4m") as small:
-        script = (JOBS / JOB[0], *JOB[1:])
-        run = Run(tmp_path, "--nproc-per-node=2", f"--repo={small}/repo", *script)
-        run.wait_for_step(4).signal(signal.SIGUSR2).wait_for("no space left")
-        subprocess.run(["mount", "-o", "remount,size=2g", small], check=True)
-        run.suspend()
-        again = Run(tmp_path, f"--repo={small}/repo", "--restore=latest").finish()
-        assert by_rank(run.text, again.text) == unbroken(2, *JOB)
 
 
 def test_what_is_half_written_is_not_listed(tmp_path):

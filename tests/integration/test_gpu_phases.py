@@ -36,11 +36,17 @@ def executable(path, text):
     return path
 
 
-def start(folder, program, ranks, *options, job=(STEPS,), **faults):
-    env = {f"STAND_IN_{name.upper()}": fault for name, fault in faults.items()}
+def let_fail(folder, words):
+    """Say what fails from now on in the jobs of a folder."""
+    (folder / "faults").write_text(words)
+
+
+def start(folder, program, ranks, *options, job=(STEPS,), faults=""):
+    let_fail(folder, faults)
     restores = any("--restore" in option for option in options)
     job = () if restores else (JOB, *job)
     ranks = () if not job else (f"--nproc-per-node={ranks}",)
+    env = {"STAND_IN_FAULTS": str(folder / "faults")}
     return Run(folder, *ranks, *options, *job, program=program, env=env)
 
 
@@ -90,21 +96,22 @@ def test_a_checkpoint_goes_on_with_its_memory(tmp_path, program):
     assert again[0] == reference[0][-len(again[0]) :]
 
 
-@pytest.mark.parametrize(
-    ("faults", "reason"),
-    [
-        ({"fault": "lock"}, "the driver cannot lock process"),
-        ({"fault": "checkpoint"}, "the driver cannot checkpoint process"),
-        ({"fault": "staging"}, "staging can have 0 B of this host"),
-        ({"job_fault": "copy_out"}, "the stand-in does not copy"),
-        ({"job_fault": "refused"}, "rank 0: it uses managed memory"),
-        ({"job_fault": "waits", "fault": "shared"}, "rank 0: GPU 0 is shared with process 1: "),
-    ],
-    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
-)
-def test_after_a_failure_the_job_trains_on(tmp_path, program, faults, reason):
-    run = start(tmp_path, program, 2, **faults).wait_for_step(5)
-    run.signal(signal.SIGUSR2).wait_for(f"withdrawn, the job goes on: .*{reason}")
+FAILURES = {
+    "lock": "the driver cannot lock process",
+    "checkpoint": "the driver cannot checkpoint process",
+    "staging": "staging can have 0 B of this host",
+    "copy_out": "the stand-in does not copy",
+    "refused": "rank 0: it uses managed memory",
+    "waits shared": "rank 0: GPU 0 is shared with process 1: ",
+}
+
+
+def test_after_each_failure_the_job_trains_on(tmp_path, program):
+    run = start(tmp_path, program, 2, faults="lock").wait_for_step(5)
+    for words, reason in FAILURES.items():
+        let_fail(tmp_path, words)
+        run.signal(signal.SIGUSR2).wait_for(f"withdrawn, the job goes on: .*{reason}")
+    let_fail(tmp_path, "")
     assert by_rank(run.finish().text) == unbroken(2, JOB, STEPS)
     assert snapshots(tmp_path) == []
 
@@ -127,8 +134,9 @@ def test_staging_smaller_than_the_memory_is_gone_through(tmp_path, program, numb
 
 
 def test_memory_that_does_not_come_back_at_first_comes_back(tmp_path, program):
-    run = start(tmp_path, program, 1, job_fault="copy_in").wait_for_step(5)
+    run = start(tmp_path, program, 1, faults="copy_in").wait_for_step(5)
     run.signal(signal.SIGUSR1).wait_for("the stand-in does not copy")
+    let_fail(tmp_path, "")
     assert by_rank(run.finish().text) == unbroken(1, JOB, STEPS)
 
 
@@ -144,26 +152,23 @@ def test_a_full_repository_is_found_out_late_and_the_job_trains_on(tmp_path, pro
         subprocess.run(["umount", "--lazy", small], check=True)
 
 
-def test_gpus_without_room_are_refused_before_anything_is_started(tmp_path, program):
-    first = start(tmp_path, program, 1).wait_for_step(5).suspend()
-    refused = start(tmp_path, program, 1, "--restore=latest", fault="memory")
-    assert refused.wait() == 21, refused.errors
-    assert "GPU 0 has 1.000 MiB free" in refused.errors
-    assert "stand-in: restore" not in refused.errors
-    second = start(tmp_path, program, 1, "--restore=latest").finish()
-    assert by_rank(first.text, second.text) == unbroken(1, JOB, STEPS)
-
-
-def test_ranks_that_wait_for_each_other_are_not_restored_beside_others(tmp_path, program):
-    first = start(tmp_path, program, 1, job_fault="waits").wait_for_step(5).suspend()
-    refused = start(tmp_path, program, 1, "--restore=latest", fault="shared")
-    assert refused.wait() == 21, refused.errors
-    assert "process 1 is on GPU 0, where rank 0 would go" in refused.errors
+def test_gpus_that_do_not_do_are_refused_before_anything_is_started(tmp_path, program):
+    first = start(tmp_path, program, 1, faults="waits").wait_for_step(5).suspend()
+    for faults, reason in (
+        ("memory", "GPU 0 has 1.000 MiB free"),
+        ("shared", "process 1 is on GPU 0, where rank 0 would go"),
+    ):
+        refused = start(tmp_path, program, 1, "--restore=latest", faults=faults)
+        assert refused.wait() == 21, refused.errors
+        assert reason in refused.errors
+        assert "stand-in: restore" not in refused.errors
     second = start(tmp_path, program, 1, "--restore=latest").finish()
     assert by_rank(first.text, second.text) == unbroken(1, JOB, STEPS)
 
 
 def test_jobs_that_do_not_wait_share_gpus(tmp_path, program):
-    first = start(tmp_path, program, 1, fault="shared").wait_for_step(5).suspend()
-    second = start(tmp_path, program, 1, "--restore=latest", fault="shared").finish()
-    assert by_rank(first.text, second.text) == unbroken(1, JOB, STEPS)
+    run = start(tmp_path, program, 1, faults="shared").wait_for_step(5).suspend()
+    again = start(tmp_path, program, 1, "--restore=latest", faults="shared")
+    again.wait_for("restored from")
+    let_fail(tmp_path, "")
+    assert by_rank(run.text, again.finish().text) == unbroken(1, JOB, STEPS)

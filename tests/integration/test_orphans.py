@@ -91,7 +91,7 @@ def test_the_agent_is_killed_in_a_restore(tmp_path):
     run.process.wait()
     assert_nothing_left(tmp_path)
 
-    again = run_marked(tmp_path, "--restore=latest").wait_for_step(5)
+    again = run_marked(tmp_path, "--restore=latest").wait_for(r"^rank 0 step \d+ ")
     again.signal(signal.SIGTERM)
     assert again.wait() == 1
     assert_nothing_left(tmp_path)

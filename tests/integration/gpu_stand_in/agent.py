@@ -1,12 +1,13 @@
 """torchmig-run on a host without GPUs, with a stand-in for the driver's calls and for NVML.
 
-STAND_IN_FAULT names a step that is refused: lock, checkpoint, staging, memory; or is "shared":
-every other process of this host seems to use the GPUs as well.
+Faults: a step of the driver is refused (lock, checkpoint), there is no memory for staging, and
+those of devices.py.
 """
 
 import sys
 
-from devices import FAULT
+import devices  # noqa: F401 - becomes this host's
+from faults import fails
 
 from torchmig.agent import gpu as rank_gpu
 from torchmig.agent import node
@@ -22,7 +23,7 @@ states = {}
 def step(name, before, after):
     def take(pid, *rest):
         assert driver.state(pid) is before, (name, driver.state(pid))
-        if name == FAULT:
+        if fails(name):
             raise DriverError(name, pid, "CUDA_ERROR_STAND_IN")
         states[pid] = after
         if rest and rest[0]:
@@ -38,7 +39,7 @@ driver.restore = step("restore", ProcessState.CHECKPOINTED, ProcessState.LOCKED)
 driver.unlock = step("unlock", ProcessState.LOCKED, ProcessState.RUNNING)
 
 node._uses_gpu = lambda _pid: True
-if FAULT == "staging":
-    rank_gpu.available_bytes = lambda: 0
+available_bytes = rank_gpu.available_bytes
+rank_gpu.available_bytes = lambda: 0 if fails("staging") else available_bytes()
 
 sys.exit(main())

@@ -1,7 +1,7 @@
 """A job with a stretch of memory that stands in for a GPU's: gone when it is released.
 
-STAND_IN_JOB_FAULT: copy_out and copy_in fail at their first call, refused uses what is refused,
-waits seems to have NCCL.
+Faults: copy_out and copy_in fail at their first call, "refused" uses what is refused, "waits" seems
+to have NCCL. The last ten steps are made when nothing fails any more.
 """
 
 import ctypes
@@ -15,12 +15,12 @@ import uuid
 
 import torch
 import torch.distributed as dist
+from faults import any_fails, fails
 from torch import nn
 
 from torchmig.worker import communication, device
 
 STEPS = int(sys.argv[1])
-FAULT = os.environ.get("STAND_IN_JOB_FAULT", "")
 SIZE = max(20, int(sys.argv[2]) if len(sys.argv) > 2 else 0) << 20
 memory = ctypes.create_string_buffer(SIZE)
 base = ctypes.addressof(memory)
@@ -30,12 +30,13 @@ blocks = [
     (rank, base + (6 << 20), 100),
     (rank, base + (7 << 20), SIZE - (11 << 20)),
 ]
-faults = {"copy_out": True, "copy_in": True}
+failed = set()
 
 
 def copy(out, staging, pieces):
     what = "copy_out" if out else "copy_in"
-    if what == FAULT and faults.pop(what, False):
+    if fails(what) and what not in failed:
+        failed.add(what)
         raise RuntimeError("the stand-in does not copy")
     fd = device._receive(staging)
     with mmap.mmap(fd, os.fstat(fd).st_size) as mapped:
@@ -62,10 +63,10 @@ def describe():
     }
 
 
-communication.waits_on_gpus = lambda: FAULT == "waits"
+communication.waits_on_gpus = lambda: fails("waits")
 device.in_use = lambda: True
 device.settle = lambda: None
-device.refused = lambda: ["it uses managed memory"] if FAULT == "refused" else []
+device.refused = lambda: ["it uses managed memory"] if fails("refused") else []
 device.describe = describe
 device.live_blocks = lambda: blocks
 device.copy = copy
@@ -89,6 +90,8 @@ def main():
         weights = layer.weight.sum().item()
         print(f"rank {rank} step {number} {found[:16]} {weights:.9e}", flush=True)
         time.sleep(0.05)
+        while number == STEPS - 10 and any_fails():
+            time.sleep(0.05)
     dist.destroy_process_group()
 
 
