@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from torchmig.cut import Stand
 
-PROGRAMS = int(os.environ.get("TORCHMIG_CUT_PROGRAMS", "20000"))
+PROGRAMS = int(os.environ.get("TORCHMIG_CUT_PROGRAMS", "4000"))
 CHUNKS = 40
 
 
