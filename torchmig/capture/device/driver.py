@@ -212,8 +212,8 @@ def gpu_map(
         present: All GPUs of this host.
 
     The GPUs that the process sees and does not use take what is left over, themselves first. Where
-    nothing moves the map says so, GPU by GPU: two ranks that were restored without one could not
-    reach each other's memory afterwards. Empty only for a process that sees one GPU and keeps it.
+    nothing moves the map says so, GPU by GPU. Empty only for a process that sees one GPU and keeps
+    it.
     """
     if len(set(used.values())) != len(used):
         raise UsageError("cannot map GPUs: two GPUs of one process would become one")
