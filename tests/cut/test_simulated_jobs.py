@@ -54,6 +54,11 @@ def test_broken_planner_is_caught(broken, programs):
     pytest.fail(f"{broken.__name__} got through")
 
 
+def test_a_second_thread_that_waits_in_the_store_in_a_stand_goes_on_after_it():
+    # One in a million: what it waits for is there, and only the stand holds it.
+    Simulation(draw_scenario(Random(762338))).run()
+
+
 def test_program_does_not_hang_by_itself_and_gives_the_same_twice():
     for seed in range(200):
         program = draw_program(Random(seed))

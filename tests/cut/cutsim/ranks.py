@@ -195,7 +195,8 @@ class Rank:
         """Wait in the store, where that counts as parked, in native code, or by polling."""
         while item.flag not in self.machine.flags or (item.how == "store" and self.order.final):
             self.simulation.wait(("flag", item.flag), thread)
-            if item.how == "store" and thread.is_main:
+            if item.how == "store":
+                # Looked at again with every order; that a rank is parked its main thread decides.
                 thread.place = Place.STORE
                 yield PARKED
             elif item.how == "python":
