@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from faulty import executable, mortal_criu, mounted, remount
 from running import Run, by_rank, snapshots, unbroken
 
 pytestmark = [pytest.mark.gpu, pytest.mark.criu, pytest.mark.slow, pytest.mark.timeout(420)]
@@ -23,53 +24,20 @@ KILL_CRIU_AFTER_SECONDS = (0.05, 0.1, 0.2, 0.3, 0.4)
 GOES_ON = "withdrawn, the job goes on: "
 
 
-def resize(folder, size, *more):
-    options = ",".join([f"size={size}", *more])
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
-
-
-@contextmanager
-def mounted(folder, size):
-    folder.mkdir()
-    resize(folder, size)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def executable(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
-def mortal_criu(folder, criu, after):
-    """Return a criu that is killed in the middle as long as the file `after` says when."""
-    packages = folder / "usr/lib/python3/dist-packages"
-    packages.parent.mkdir(parents=True)
-    packages.symlink_to(criu.pycriu_folder.parent)
-    return executable(
-        folder / "usr/sbin/criu",
-        f'[ "$1" = swrk ] && [ -s {after} ] || exec {criu.path} "$@"\n'
-        f'exec timeout --foreground -s KILL "$(cat {after})" {criu.path} "$@"',
-    )
-
-
 def test_twenty_five_failed_requests_and_one_that_works(tmp_path, criu):
     fault, after, may_end = (tmp_path / name for name in ("fault", "after", "may-end"))
     program = executable(
-        tmp_path / "torchmig-run", f'exec {sys.executable} {HERE / "faulty_agent.py"} "$@"'
+        tmp_path / "torchmig-run",
+        f'#!/bin/sh\nexec {sys.executable} {HERE / "faulty_agent.py"} "$@"\n',
     )
     environment = {
         "FAULT": str(fault),
-        "TORCHMIG_CRIU": str(mortal_criu(tmp_path, criu, after)),
+        "TORCHMIG_CRIU": str(mortal_criu(tmp_path / "usr", criu, after)),
     }
     with (
         ThreadPoolExecutor() as pool,
-        mounted(tmp_path / "disk", "8g") as disk,
-        mounted(tmp_path / "work", "8g") as work,
+        mounted(tmp_path / "disk", "size=8g") as disk,
+        mounted(tmp_path / "work", "size=8g") as work,
     ):
         reference = pool.submit(unbroken, 1, str(JOB), "streams", STEPS)
         options = ("--staging=4G", f"--repo={disk}/repo", f"--work-dir={work}")
@@ -111,9 +79,9 @@ def test_twenty_five_failed_requests_and_one_that_works(tmp_path, criu):
             after.write_text(str(seconds))
             fails("criu dump failed")
             after.write_text("")
-            resize(disk, "4m", "remount")
+            remount(disk, "size=4m")
             fails("no space left")
-            resize(disk, "8g", "remount")
+            remount(disk, "size=8g")
         assert failures == 5 * len(KILL_CRIU_AFTER_SECONDS)
         assert "Traceback" not in run.errors
         assert snapshots(tmp_path, disk / "repo") == []

@@ -2,29 +2,14 @@
 
 import os
 import signal
-import subprocess
-from contextlib import contextmanager
 
 import pytest
+from faulty import mortal_criu, mounted, remount
 from running import JOBS, Run, by_rank, snapshots, unbroken
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
 JOB = ("ddp.py", "60", "0.05")
-
-
-def remount(folder, options):
-    subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
-
-
-@contextmanager
-def mounted(folder, options):
-    folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def fails_and_trains_on(folder, reason, *options, number=signal.SIGUSR2, env=None):
@@ -46,24 +31,9 @@ def test_criu_that_is_missing(tmp_path):
     assert run.errors.count("this job cannot be checkpointed") == 1
 
 
-def mortal_criu(folder, criu, mark):
-    """Return a criu that is killed in the middle of a dump while the file `mark` exists."""
-    (folder / "sbin").mkdir(parents=True)
-    (folder / "lib/python3").mkdir(parents=True)
-    # Same release, same pycriu.
-    (folder / "lib/python3/dist-packages").symlink_to(criu.pycriu_folder.parent)
-    program = folder / "sbin/criu"
-    program.write_text(
-        f'#!/bin/sh\n[ "$1" = swrk ] && [ -e {mark} ] || exec {criu.path} "$@"\n'
-        f'exec timeout --foreground -s KILL 0.08 {criu.path} "$@"\n'
-    )
-    program.chmod(0o755)
-    return program
-
-
 def test_one_failure_after_the_other_and_then_it_works(tmp_path, criu):
-    mark, may_end = tmp_path / "mark", tmp_path / "may-end"
-    env = {"TORCHMIG_CRIU": str(mortal_criu(tmp_path / "usr", criu, mark))}
+    after, may_end = tmp_path / "after", tmp_path / "may-end"
+    env = {"TORCHMIG_CRIU": str(mortal_criu(tmp_path / "usr", criu, after))}
     with (
         mounted(tmp_path / "disk", "size=4m") as disk,
         mounted(tmp_path / "work", "size=2g") as work,
@@ -83,9 +53,9 @@ def test_one_failure_after_the_other_and_then_it_works(tmp_path, criu):
         remount(work, "size=4m")
         fails("make room or set '--work-dir'", signal.SIGUSR1)
         remount(work, "size=2g")
-        mark.touch()
+        after.write_text("0.08")
         fails("criu dump failed")
-        mark.unlink()
+        after.unlink()
         assert "Traceback" not in run.errors
         assert snapshots(tmp_path, disk / "repo") == []
         run.suspend()

@@ -4,11 +4,11 @@ What the driver and the devices themselves do is tested on GPUs, in tests/gpu.
 """
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from faulty import executable, mounted
 from job_processes import job_of
 from running import Run, by_rank, snapshots, unbroken
 
@@ -27,13 +27,6 @@ def program(tmp_path):
         tmp_path / "bin" / "torchmig-run",
         f'#!/bin/sh\nexec {sys.executable} {STAND_IN / "agent.py"} "$@"\n',
     )
-
-
-def executable(path, text):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
 
 
 def let_fail(folder, words):
@@ -141,15 +134,10 @@ def test_memory_that_does_not_come_back_at_first_comes_back(tmp_path, program):
 
 
 def test_a_full_repository_is_found_out_late_and_the_job_trains_on(tmp_path, program):
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", small], check=True)
-    try:
+    with mounted(tmp_path / "small", "size=8m") as small:
         run = start(tmp_path, program, 1, f"--repo={small}/repo").wait_for_step(5)
         run.signal(signal.SIGUSR2).wait_for("no space left")
         assert by_rank(run.finish().text) == unbroken(1, JOB, STEPS)
-    finally:
-        subprocess.run(["umount", "--lazy", small], check=True)
 
 
 def test_gpus_that_do_not_do_are_refused_before_anything_is_started(tmp_path, program):

@@ -66,9 +66,8 @@ class Rank:
     passed_on: dict[str, int]  # how much of a stream's file has been printed in an earlier life
     gpu: RankGpu
     stage: Stage = Stage.RUNNING
-    capture: WorkFolder | None = (
-        None  # images and copies of files, until they are in the repository
-    )
+    # Images and copies of files, until they are in the repository.
+    capture: WorkFolder | None = None
     written: list[files.WrittenFile] = field(default_factory=list)
     needed: list[files.NeededFile] = field(default_factory=list)
     occupied: list[folders.Folder] = field(default_factory=list)

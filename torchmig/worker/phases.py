@@ -1,7 +1,7 @@
 """What the agent asks a parked rank to do.
 
-Each function is called on a native thread made for it, with the GIL held. A function
-takes one JSON text and returns one.
+Each function is called on a native thread made for it, with the GIL held. It takes one JSON text
+and returns one.
 """
 
 import base64
