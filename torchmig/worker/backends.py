@@ -10,6 +10,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import Backend  # torch.distributed.Backend is another
 
+from torchmig.worker.wrapping import wrap
+
 # What moves bytes between ranks. The rest of a Backend's methods ask and set.
 _OPERATIONS = (
     "broadcast",
@@ -39,16 +41,12 @@ def install() -> None:
     """Hook the operations of the class that all backends share."""
     for name in _OPERATIONS:
         if hasattr(Backend, name):
-            setattr(Backend, name, _noted(name, getattr(Backend, name)))
+            wrap(Backend, name, functools.partial(_note, name))
 
 
-def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        _called.add(name)
-        return original(*args, **kwargs)
-
-    return wrapper
+def _note(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _called.add(name)
+    return original(*args, **kwargs)
 
 
 def refused() -> list[str]:

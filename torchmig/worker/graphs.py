@@ -1,11 +1,11 @@
 """Notices collectives inside CUDA graphs: they name a communicator, and that does not survive."""
 
-import functools
 from typing import Any
 
 import torch
 
 from torchmig import _C
+from torchmig.worker.wrapping import wrap
 
 _captured = [False]
 
@@ -14,22 +14,13 @@ def install() -> None:
     """Watch every capture of this process."""
     graph = torch.cuda.CUDAGraph
     for name, around in (("capture_begin", _begin), ("capture_end", _end)):
-        original = getattr(graph, name, None)
-        if original is not None:
-            setattr(graph, name, _watched(original, around))
+        if hasattr(graph, name):
+            wrap(graph, name, around)
 
 
 def hold_collectives() -> bool:
     """Return whether a collective on a GPU has been captured in this process."""
     return _captured[0]
-
-
-def _watched(original: Any, around: Any) -> Any:
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, self, *args, **kwargs)
-
-    return method
 
 
 def _begin(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:

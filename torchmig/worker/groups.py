@@ -1,6 +1,5 @@
 """Follows process groups as a script makes them, so that the gate knows their names and members."""
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,36 +10,26 @@ import torch.distributed.distributed_c10d as c10d
 
 from torchmig import _C
 from torchmig.worker import rendezvous
+from torchmig.worker.wrapping import wrap
 
 
 def install() -> None:
     """Hook the making and destroying of groups, gloo's constructor and coalesced blocks."""
     _wrap_everywhere("init_process_group", _init)
     _wrap_everywhere("destroy_process_group", _destroy)
-    _wrap(c10d, "_new_process_group_helper", _make)
+    wrap(c10d, "_new_process_group_helper", _make)
     _wrap_everywhere("_new_group_with_tag", _new_group)
     if hasattr(c10d, "split_group"):
         _wrap_everywhere("split_group", _split_group)
     if hasattr(c10d, "ProcessGroupGloo"):
-        _wrap(c10d.ProcessGroupGloo, "__init__", watch_construction)
-    _wrap(dist.ProcessGroup, "_start_coalescing", _start_coalescing)
-    _wrap(dist.ProcessGroup, "_end_coalescing", _end_coalescing)
-
-
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    # The attributes stay those of the original: torch looks at signatures and names.
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, wrapper)
+        wrap(c10d.ProcessGroupGloo, "__init__", watch_construction)
+    wrap(dist.ProcessGroup, "_start_coalescing", _start_coalescing)
+    wrap(dist.ProcessGroup, "_end_coalescing", _end_coalescing)
 
 
 def _wrap_everywhere(name: str, around: Callable[..., Any]) -> None:
     """Wrap a function of distributed_c10d, also where torch.distributed has it."""
-    _wrap(c10d, name, around)
+    wrap(c10d, name, around)
     if hasattr(dist, name):
         setattr(dist, name, getattr(c10d, name))
 
