@@ -70,12 +70,14 @@ def refused() -> list[str]:
 
 
 def waits_on_gpus() -> bool:
-    """Return whether kernels of this rank wait for kernels of other ranks."""
-    live = dist.is_initialized() and any(
+    """Return whether kernels of this rank wait for kernels of other ranks.
+
+    The same while communication is down: a placeholder has the name of what it stands for.
+    """
+    return dist.is_initialized() and any(
         group.size() > 1 and any(_kind(backend) == "nccl" for _, backend in _backends(group))
         for group in c10d._world.pg_map
     )
-    return live or any(old.recipe is not None and len(old.members) > 1 for old in _taken_down)
 
 
 def store_keys() -> dict[str, bytes]:
