@@ -3,6 +3,7 @@
 What the driver and the devices themselves do is tested on GPUs, in tests/gpu.
 """
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -158,5 +159,13 @@ def test_jobs_that_do_not_wait_share_gpus(tmp_path, program):
     run = start(tmp_path, program, 1, faults="shared").wait_for_step(5).suspend()
     again = start(tmp_path, program, 1, "--restore=latest", faults="shared")
     again.wait_for("restored from")
+    for phase in (
+        "fetch: .* MiB in",
+        "load: .* MiB in",
+        "restore: in",
+        "driver: in",
+        "rebuild: in",
+    ):
+        assert re.search(f"^torchmig: {phase}", again.errors, re.MULTILINE), again.errors
     let_fail(tmp_path, "")
     assert by_rank(run.text, again.finish().text) == unbroken(1, JOB, STEPS)

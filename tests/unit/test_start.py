@@ -8,6 +8,7 @@ from torchmig.agent.claims import claim
 from torchmig.agent.ranks import RankFolder
 from torchmig.agent.start import RankPlan, ScriptStarter, SnapshotStarter
 from torchmig.errors import RepositoryLockedError
+from torchmig.progress import make_progress
 from torchmig.repo import Depot, JobName, Manifest, RankSection
 
 
@@ -45,7 +46,13 @@ def test_a_rank_folder_that_is_taken_leaves_the_others_free(tmp_path):
     manifest = Manifest(JobName("job", "1"), "suspend", ranks=sections)
     taken = RankFolder(tmp_path / "rank-2").claim()
     starter = SnapshotStarter(
-        Depot(str(tmp_path / "repo")), manifest, None, None, lambda report: None, lambda rank: None
+        Depot(str(tmp_path / "repo")),
+        manifest,
+        None,
+        None,
+        make_progress(False, True),
+        lambda report: None,
+        lambda rank: None,
     )
     before = open_descriptors()
     with pytest.raises(RepositoryLockedError, match="runs here already"):

@@ -180,6 +180,7 @@ class Agent(LocalElasticAgent):
             manifest,
             settings.criu,
             settings.work_dir,
+            session.progress,
             session._on_report,
             session.on_rank_ended,
             settings.gpus,
@@ -195,9 +196,12 @@ class Agent(LocalElasticAgent):
             worker_group.store.set(key, "yes")
         else:
             worker_group.store.get(key)
-        session.node.refill()
-        where = session.place.to_request(session.meeting.generation, REBUILD_SECONDS)
-        session.node.call("build_up", where, REBUILD_SECONDS)
+        if session.node.uses_gpus:
+            with session.progress.phase("refill"):
+                session.node.refill()
+        with session.progress.phase("rebuild"):
+            where = session.place.to_request(session.meeting.generation, REBUILD_SECONDS)
+            session.node.call("build_up", where, REBUILD_SECONDS)
         session.node.release()
 
     @staticmethod

@@ -292,6 +292,11 @@ class Node:
                 rank.gpu.limit_bytes = staging_bytes // len(self.ranks)
         self._warmer = rank_gpu.warm([rank.gpu for rank in self.ranks], staging_bytes)
 
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether a rank has GPU state, as far as the ranks have been asked."""
+        return any(rank.gpu.in_use for rank in self.ranks)
+
     def refill(self) -> None:
         """Give the ranks their GPU memory again."""
         self._each(lambda rank: rank.gpu.refill(rank.link))

@@ -25,6 +25,7 @@ from torchmig.capture.process import images, trees
 from torchmig.criu import Criu
 from torchmig.cut import Report
 from torchmig.errors import SnapshotUnfitError
+from torchmig.progress import Progress
 from torchmig.repo import Depot, Manifest, RankSection
 from torchmig.together import together
 from torchmig.worker import SOCKET
@@ -126,6 +127,7 @@ class SnapshotStarter:
     manifest: Manifest
     criu: Criu
     work_dir: str | None
+    progress: Progress
     on_report: Callable[[Report], None]
     on_ended: Callable[[int], None]
     gpus: str | None = None  # where GPU ranks go, as `--gpus` has it
@@ -146,9 +148,11 @@ class SnapshotStarter:
                 ranks = self._restore_all(waiting, work.path, undo)
             finally:
                 work.remove()
-            for rank in ranks:
-                rank.gpu.adopt(rank.process.tree(), gpu_maps.get(rank.rank, {}))
-            rank_gpu.resume([rank.gpu for rank in ranks])
+            if any(rank.gpu.in_use for rank in ranks):
+                with self.progress.phase("driver"):
+                    for rank in ranks:
+                        rank.gpu.adopt(rank.process.tree(), gpu_maps.get(rank.rank, {}))
+                    rank_gpu.resume([rank.gpu for rank in ranks])
             undo.pop_all()
         return ranks
 
@@ -175,13 +179,21 @@ class SnapshotStarter:
             # GPU bytes flow into staging while CRIU restores.
             loading = pool.submit(self._load, waiting)
             self._fetch([each.section for each in waiting], work)
-            ranks = together(restore, waiting)
+            with self.progress.phase("restore"):
+                ranks = together(restore, waiting)
         loading.result()
         return ranks
 
     def _load(self, waiting: list[_Waiting]) -> None:
-        with self.depot.reading(self.manifest) as reader:
-            for each in waiting:
+        using = [each for each in waiting if each.gpu.in_use]
+        if not using:
+            return
+        size = sum(each.gpu.live_bytes for each in using)
+        with (
+            self.progress.phase("load", size) as phase,
+            self.depot.reading(self.manifest, phase.advance) as reader,
+        ):
+            for each in using:
                 each.gpu.load(reader, each.section.streams, f"rank-{each.section.rank}/")
 
     def _section(self, rank: int) -> RankSection:
@@ -194,7 +206,10 @@ class SnapshotStarter:
 
     def _fetch(self, sections: Sequence[RankSection], work: Path) -> None:
         """Bring images and files here; every byte is checked before the first process starts."""
-        with self.depot.reading(self.manifest) as reader:
+        with (
+            self.progress.phase("fetch") as phase,
+            self.depot.reading(self.manifest, phase.advance) as reader,
+        ):
             reader.verify(
                 stream
                 for section in sections

@@ -26,6 +26,7 @@ from torchmig.errors import (
     SnapshotNotFoundError,
     StoreError,
 )
+from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.copy import copy_streams
 from torchmig.repo.extents import MAX_OFFSET, Row
 from torchmig.repo.manifest import Manifest, Stream
@@ -35,8 +36,6 @@ from torchmig.repo.repository import Repository, Summary
 from torchmig.repo.writer import Writer
 
 _log = logging.getLogger(__name__)
-
-Advance = Callable[[int], None]
 
 
 class Reached(StrEnum):
@@ -100,7 +99,7 @@ class LocalCache:
 
     def upload(
         self, manifest: Manifest, ranks: Iterable[int] | None = None, *,
-        deadline_seconds: float | None = None, advance: Advance = lambda size_bytes: None,
+        deadline_seconds: float | None = None, advance: Advance = unheard,
     ) -> UploadReport:  # fmt: skip
         """Send the blobs of some ranks, by default all, to the distant repository.
 
@@ -174,16 +173,18 @@ class LocalCache:
         return max(found, key=lambda manifest: manifest.created)
 
     @contextmanager
-    def reader(self, manifest: Manifest, *, budget_bytes: int | None = None) -> Iterator["Nearest"]:
+    def reader(
+        self, manifest: Manifest, *, budget_bytes: int | None = None,
+        advance: Advance = unheard,
+    ) -> Iterator["Nearest"]:  # fmt: skip
         """Give a reader that takes each stream from the folder if all of it is there."""
         with ExitStack() as stack:
-            near = stack.enter_context(self.near.reader(manifest, budget_bytes=budget_bytes))
 
-            def open_distant() -> Reader:
-                reader = self.distant.reader(manifest, budget_bytes=budget_bytes)
+            def open_in(repo: Repository) -> Reader:
+                reader = repo.reader(manifest, budget_bytes=budget_bytes, advance=advance)
                 return stack.enter_context(reader)
 
-            yield Nearest(near, open_distant)
+            yield Nearest(open_in(self.near), lambda: open_in(self.distant))
 
     def trim(self) -> int:
         """Forget the oldest snapshots here that the distant repository has, down to the size.

@@ -7,7 +7,7 @@ snapshots that it hits.
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torchmig.errors import (
@@ -17,6 +17,7 @@ from torchmig.errors import (
     TorchmigError,
     UsageError,
 )
+from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.blob import Decoder
 from torchmig.repo.index import INDEX_PREFIX, decode_index
 from torchmig.repo.locks import LOCK_PREFIX, check_lock
@@ -26,7 +27,6 @@ from torchmig.repo.pool import Pool, default_threads
 from torchmig.repo.repository import CONFIG, NODE_MARK, Repository
 from torchmig.repo.usage import load_all
 
-Advance = Callable[[int], None]
 _MEMORY_BYTES = 256 << 20
 
 
@@ -100,9 +100,7 @@ class Checker:
         self._may_lack_blobs = repo.is_node_folder()
         self._damaged: dict[bytes, list[tuple[str, str]]] = defaultdict(list)
 
-    def run(
-        self, read: Subset | None = None, advance: Advance = lambda size_bytes: None
-    ) -> CheckReport:
+    def run(self, read: Subset | None = None, advance: Advance = unheard) -> CheckReport:
         """Check everything; `read` says which packs are read in full."""
         report = self._report
         # The index first: a pack is there before the index names it, so that uploads at the same

@@ -4,10 +4,11 @@ A blob is checked against its hash on the way, so that damage does not spread, b
 compressed again. The manifest goes last and keeps its id.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from torchmig.errors import DeadlineMissedError
+from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.blob import Kind
 from torchmig.repo.manifest import Manifest, Stream
 from torchmig.repo.plan import Wanted
@@ -16,7 +17,6 @@ from torchmig.repo.repository import Repository
 from torchmig.repo.writer import Writer
 from torchmig.store import Buffer
 
-Advance = Callable[[int], None]
 _STEP_BLOBS = 1024  # how much is sent between two looks at the clock
 
 
@@ -33,7 +33,7 @@ def copy_snapshot(
     source: Repository,
     target: Repository,
     snapshot_id: str,
-    advance: Advance = lambda size_bytes: None,
+    advance: Advance = unheard,
 ) -> CopyReport:
     """Copy one snapshot; does nothing if the target has it."""
     manifest = source.load(snapshot_id)
@@ -52,7 +52,7 @@ def copy_streams(
     target: Repository,
     manifest: Manifest,
     streams: Iterable[Stream],
-    advance: Advance = lambda size_bytes: None,
+    advance: Advance = unheard,
 ) -> CopyReport:
     """Copy the blobs of some streams of a snapshot that the target lacks.
 

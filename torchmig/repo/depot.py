@@ -3,13 +3,14 @@
 The agents of a job ask for a writer, a reader or a commit, and need not know which of both it is.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torchmig.errors import SnapshotNotFoundError
+from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.cache import LocalCache, UploadReport
 from torchmig.repo.manifest import Manifest, RankSection
 from torchmig.repo.reader import Reader
@@ -17,7 +18,6 @@ from torchmig.repo.repository import Repository
 from torchmig.repo.writer import Writer
 from torchmig.store import RetryPolicy
 
-Advance = Callable[[int], None]
 _RETRY_SECONDS = 300.0
 _LOOK_SECONDS = 10.0
 
@@ -64,13 +64,21 @@ class Depot:
             yield writer
 
     @contextmanager
-    def reading(self, manifest: Manifest) -> Iterator[Reader]:
-        """Give a reader that takes what is at hand and fetches the rest."""
+    def reading(self, manifest: Manifest, advance: Advance = unheard) -> Iterator[Reader]:
+        """Give a reader that takes what is at hand and fetches the rest.
+
+        Args:
+            manifest: The snapshot that is to be read.
+            advance: Told of the bytes of streams as they are restored.
+        """
         if self.cache is None:
-            with Repository.open(self.address) as repo, repo.reader(manifest) as reader:
+            with (
+                Repository.open(self.address) as repo,
+                repo.reader(manifest, advance=advance) as reader,
+            ):
                 yield reader
             return
-        with self._cached() as cache, cache.reader(manifest) as nearest:
+        with self._cached() as cache, cache.reader(manifest, advance=advance) as nearest:
             yield nearest
 
     @contextmanager
@@ -102,7 +110,7 @@ class Depot:
 
     def upload(
         self, manifest: Manifest, sections: list[RankSection],
-        deadline_seconds: float | None = None, advance: Advance = lambda size_bytes: None,
+        deadline_seconds: float | None = None, advance: Advance = unheard,
     ) -> UploadReport:  # fmt: skip
         """Send the blobs of some ranks from this node's folder; see `LocalCache.upload`."""
         ranks = [section.rank for section in sections]

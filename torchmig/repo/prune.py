@@ -9,10 +9,10 @@ Before 3 the old index is true, after 3 the new one is. All under a lock that ex
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmig.errors import IntegrityError, StoreError
+from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.blob import KIND_CODES, MAX_BLOB_BYTES, Decoder, Kind
 from torchmig.repo.buffers import BufferPool
 from torchmig.repo.fetch import fetch_all
@@ -35,8 +35,6 @@ PACKS_PER_INDEX = 1024
 _SMALL_BYTES = PACK_BYTES // 8
 _MANY_SMALL = 16
 _TREE = KIND_CODES[Kind.TREE]
-
-Advance = Callable[[int], None]
 
 
 @dataclass(slots=True)
@@ -68,7 +66,7 @@ class _Pack:
 
 def prune(
     repo: Repository, *, dry_run: bool = False, max_unused: float = 0.05,
-    wait_seconds: float = 0.0, advance: Advance = lambda size_bytes: None,
+    wait_seconds: float = 0.0, advance: Advance = unheard,
 ) -> PruneReport:  # fmt: skip
     """Delete what no snapshot uses.
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from torchmig.errors import IntegrityError, ObjectMissingError, TorchmigError, UsageError
+from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.blob import Decoder
 from torchmig.repo.extents import MAX_OFFSET, Extent, Row, check_extents, decode_tree
 from torchmig.repo.index import Index, Location
@@ -45,11 +46,13 @@ class Reader:
     def __init__(
         self, store: Store, index: Index, snapshot_id: str, *,
         budget_bytes: int = DEFAULT_BUDGET_BYTES, threads: int | None = None,
+        advance: Advance = unheard,
     ) -> None:  # fmt: skip
         self._store = store
         self._index = index
         self._snapshot_id = snapshot_id
         self._budget_bytes = budget_bytes
+        self._advance = advance
         self._read_bytes = min(store.read_bytes, max(1 << 20, budget_bytes // 8))
         # Each thread has a buffer for one read.
         most = max(1, budget_bytes // 2 // self._read_bytes)
@@ -232,6 +235,7 @@ class Reader:
             def write(wanted: Wanted, data: Buffer, _: memoryview) -> None:
                 for offset in wanted.offsets:
                     _write_at(fd, data, offset)
+                    self._advance(len(data))
 
             self._for_each(stream, extents, write)
             return
@@ -242,6 +246,7 @@ class Reader:
             for offset in wanted.offsets:
                 for start, end, target in targets[offset]:
                     _write_at(fd, view[start:end], target)
+                    self._advance(end - start)
 
         self._for_each(stream, [row for row in extents if row[0] in targets], write_mapped)
 

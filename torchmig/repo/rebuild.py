@@ -3,10 +3,10 @@
 Every pack carries its own header, so that the index is never more than a shortcut.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmig.errors import IntegrityError
+from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.blob import hash_of
 from torchmig.repo.index import INDEX_PREFIX, encode_index
 from torchmig.repo.locks import Lock, LockKind
@@ -14,7 +14,6 @@ from torchmig.repo.pack import TRAILER_BYTES, header_length, parse_header
 from torchmig.repo.prune import PACKS_PER_INDEX
 from torchmig.repo.repository import Repository
 
-Advance = Callable[[int], None]
 _TAIL_BYTES = 64 << 10  # holds the header of most packs, so that one read is enough
 
 
@@ -28,7 +27,7 @@ class RebuildReport:
 
 
 def rebuild_index(
-    repo: Repository, *, wait_seconds: float = 0.0, advance: Advance = lambda size_bytes: None
+    repo: Repository, *, wait_seconds: float = 0.0, advance: Advance = unheard
 ) -> RebuildReport:
     """Write an index over all packs that are whole, then delete the old one."""
     report = RebuildReport()

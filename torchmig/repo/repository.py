@@ -23,6 +23,7 @@ from torchmig.errors import (
     SnapshotUnfitError,
     TorchmigError,
 )
+from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.blob import CHUNK_BYTES, hash_of
 from torchmig.repo.fetch import fetch_all
 from torchmig.repo.index import Index
@@ -33,7 +34,7 @@ from torchmig.repo.manifest import (
     load_manifest,
     snapshot_name,
 )
-from torchmig.repo.reader import Reader
+from torchmig.repo.reader import DEFAULT_BUDGET_BYTES, Reader
 from torchmig.repo.session import WriteSession
 from torchmig.repo.writer import Writer
 from torchmig.store import RetryPolicy, Store, open_store
@@ -150,15 +151,22 @@ class Repository:
 
     def reader(
         self, snapshot: Manifest | None = None, *, budget_bytes: int | None = None,
-        threads: int | None = None,
+        threads: int | None = None, advance: Advance = unheard,
     ) -> Reader:  # fmt: skip
         """Return a `Reader`, to be used in a `with` block.
 
-        Errors name `snapshot`, by default the one that was loaded last.
+        Errors name `snapshot`, by default the one that was loaded last. `advance` is told of the
+        bytes that are restored.
         """
-        options = {} if budget_bytes is None else {"budget_bytes": budget_bytes}
         snapshot_id = self._last_loaded if snapshot is None else snapshot.id
-        return Reader(self.store, self._session.index, snapshot_id, threads=threads, **options)
+        return Reader(
+            self.store,
+            self._session.index,
+            snapshot_id,
+            budget_bytes=DEFAULT_BUDGET_BYTES if budget_bytes is None else budget_bytes,
+            threads=threads,
+            advance=advance,
+        )
 
     def is_node_folder(self) -> bool:
         """Tell whether this is a node's folder in front of another repository.
