@@ -15,6 +15,8 @@ import time
 import uuid
 from pathlib import Path
 
+from forked import Forked
+
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 BIN = Path(sys.executable).parent
 START_SECONDS = 120
@@ -28,6 +30,8 @@ references = None  # folder of what torchrun's ranks print, where several worker
 class Run:
     """One start of torchmig-run (or torchrun); its output goes into files."""
 
+    start = subprocess.Popen
+
     def __init__(self, folder, *arguments, program="torchmig-run", env=None, name=None):
         self.folder = Path(folder)
         name = name or uuid.uuid4().hex[:8]
@@ -35,7 +39,7 @@ class Run:
         self.stderr = self.folder / f"{name}.err"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = self.start(
                 [str(BIN / program), *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -96,6 +100,12 @@ class Run:
             self.process.wait()
 
 
+class ForkedRun(Run):
+    """A start that does not load torch anew for the launcher."""
+
+    start = Forked
+
+
 def torchmig(*arguments, check=True, env=None):
     """Run a verb and return the finished process."""
     done = subprocess.run(
@@ -145,7 +155,7 @@ def unbroken(ranks, script, *arguments):
 def _unbroken(ranks, script, *arguments):
     folder = Path(tempfile.mkdtemp(prefix="torchmig-reference-"))
     try:
-        run = Run(
+        run = ForkedRun(
             folder,
             f"--nproc-per-node={ranks}",
             f"--log-dir={folder}/logs",

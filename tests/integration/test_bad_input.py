@@ -5,12 +5,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from dataclasses import replace
 
 import pytest
 from job_processes import assert_nothing_left, job_of
-from running import BIN, JOBS, Run, by_rank, started, torchmig, unbroken
+from running import BIN, JOBS, ForkedRun, Run, by_rank, torchmig, unbroken
 
 from torchmig.repo import Repository
 
@@ -44,7 +43,7 @@ def repository(folder):
 
 def refused(folder, code, pattern, *arguments, env=None):
     """Check that torchmig-run ends with the code and says one sentence that matches."""
-    run = Run(folder, *arguments, env=env)
+    run = ForkedRun(folder, *arguments, env=env)
     assert run.wait() == code, run.errors
     sentences = [line for line in run.errors.splitlines() if line.startswith("torchmig-run: ")]
     assert len(sentences) == 1, run.errors
@@ -74,7 +73,7 @@ def test_no_repository(tmp_path):
 def test_only_our_own_json_makes_errors_json(tmp_path):
     none = ("--restore=latest", "--repo=none")
     refused(tmp_path, 10, "there is no repository at '.*/none'", *none, "script.py", "--json")
-    run = Run(tmp_path, *none, "--json", "script.py")
+    run = ForkedRun(tmp_path, *none, "--json", "script.py")
     assert run.wait() == 10
     message = json.loads(run.errors)
     assert (message["message_type"], message["code"]) == ("exit_error", 10)
@@ -84,7 +83,7 @@ def test_a_file_of_settings_that_is_wrong_is_refused_as_it_was_asked_for(tmp_pat
     env = {"TORCHMIG_CONFIG": str(tmp_path / "none.toml")}
     pattern = "cannot read the configuration file '.*/none.toml'"
     refused(tmp_path, 2, pattern, "script.py", "--json", env=env)
-    run = Run(tmp_path, "--json", "script.py", env=env)
+    run = ForkedRun(tmp_path, "--json", "script.py", env=env)
     assert run.wait() == 2
     assert json.loads(run.errors)["error"] == "UsageError"
 
@@ -246,7 +245,7 @@ def test_without_rights_the_job_runs_but_cannot_be_checkpointed(tmp_path, wrap, 
     runtime = tmp_path / "r"
     job = ("--job=poor", f"--runtime-dir={runtime}", "--nproc-per-node=2")
     command = wrap(BIN / "torchmig-run", *job, JOBS / "report.py", "a", "wait")
-    run = Wrapped(tmp_path, command)
+    run = Run(tmp_path, *command, program="/usr/bin/env")
     run.wait_for(r"^rank 0 waits").wait_for(r"^rank 1 waits")
 
     (status,) = json.loads(torchmig("ps", "--json", "--runtime-dir", runtime).stdout)
@@ -265,27 +264,9 @@ def test_without_rights_the_job_runs_but_cannot_be_checkpointed(tmp_path, wrap, 
     assert not [name for name in environment if name.startswith("TORCHMIG_RANK")]
 
 
-class Wrapped(Run):
-    """A run of any command line."""
-
-    def __init__(self, folder, command):
-        self.folder = folder
-        self.stdout, self.stderr = folder / "out", folder / "err"
-        with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        started.append(self)
-
-
 def test_without_rights_there_is_no_restore(folder):
-    run = Wrapped(folder, without_rights(BIN / "torchmig-run", "--restore=latest"))
+    command = without_rights(BIN / "torchmig-run", "--restore=latest")
+    run = Run(folder, *command, program="/usr/bin/env")
     assert run.wait() == 20
     assert re.fullmatch("torchmig-run: cannot restore snapshot .* this is not root.*\n", run.errors)
     assert run.text == ""

@@ -1,0 +1,53 @@
+"""Launchers that need not load torch again: forked from one process that has loaded it.
+
+For torchrun where it is only compared with, and for tests with dozens of starts, of which loading
+torch is most of the work. All else is as when a shell starts them: arguments, environment, folder,
+session, streams, signals and exit code.
+"""
+
+import importlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+MODULES = {"torchrun": "torch.distributed.run", "torchmig-run": "torchmig.agent.main"}
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload([MODULES["torchrun"]])
+
+
+def launch(command, folder, environment, *streams):
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in enumerate((os.devnull, *streams)):
+        opened = os.open(path, os.O_RDWR)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.argv = command
+    sys.exit(importlib.import_module(MODULES[Path(command[0]).name]).main())
+
+
+class Forked:
+    """A launcher, with the methods of subprocess.Popen that Run uses."""
+
+    def __init__(self, command, *, stdout, stderr, cwd, env, **_as_run_wants_it):
+        streams = (stdout.name, stderr.name)
+        self._process = context.Process(target=launch, args=(command, cwd, env, *streams))
+        self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self):
+        return self._process.exitcode
+
+    def wait(self, seconds=None):
+        self._process.join(seconds)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired("a launcher", seconds)
+        return self.poll()
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
