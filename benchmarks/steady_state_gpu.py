@@ -57,7 +57,7 @@ def main() -> int:
 def measure(way: str, ranks: int, kind: str, steps: int) -> float:
     """Run the job once and return its median step in seconds."""
     launcher, *options = WAYS[way]
-    process = start(launcher, ranks, *options, JOB, kind, steps)
+    process = start(launcher, ranks, *options, JOB, kind, steps, "", 0)
     moments = step_moments(process)[ranks * WARM_UP_STEPS :: ranks]
     return statistics.median(after - before for before, after in itertools.pairwise(moments))
 

@@ -1,11 +1,12 @@
 """A training on GPUs of the named kind; every loss is printed bit for bit.
 
-    torchmig-run multi_job.py KIND[@DEVICE] STEPS [MAY_END]
+    torchmig-run multi_job.py KIND[@DEVICE] STEPS [MAY_END [PAUSE]]
 
 Kinds: ddp (and a second group, DataLoader workers, pinned memory), fsdp (FSDP2), groups (subgroups,
 a device mesh, point-to-point, a group with both gloo and nccl), nccl-graph (a collective in a CUDA
 graph, which is refused), and those of gpu_job.py, for one rank. Each rank has a GPU of its own
-unless DEVICE names one for all. The last steps are not taken before the file MAY_END exists.
+unless DEVICE names one for all. The last steps are not taken before the file MAY_END exists, unless
+it is empty. After each step the job sleeps for PAUSE seconds, by default 0.02.
 """
 
 import os
@@ -22,7 +23,8 @@ from torch.distributed.fsdp import fully_shard
 
 KIND, _, DEVICE = sys.argv[1].partition("@")
 STEPS = int(sys.argv[2])
-MAY_END = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+MAY_END = Path(sys.argv[3]) if sys.argv[3:] and sys.argv[3] else None
+PAUSE_SECONDS = float(sys.argv[4]) if sys.argv[4:] else 0.02
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -172,10 +174,11 @@ def main():
     for number in range(STEPS):
         loss = job.step(number)
         print(f"rank {rank} step {number} {loss.item().hex()}", flush=True)
-        time.sleep(0.02)
+        time.sleep(PAUSE_SECONDS)
         while number == STEPS - 5 and MAY_END is not None and not MAY_END.exists():
             time.sleep(0.01)
     torch.cuda.synchronize()
+    del job  # a communicator does not end before the graphs that hold its collectives
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -141,6 +141,8 @@ def test_two_jobs_are_packed_onto_one_gpu(tmp_path):
 
 @pytest.mark.multigpu
 def test_a_collective_in_a_cuda_graph_is_refused_and_the_job_trains_on(tmp_path):
-    run = Run(tmp_path, "--nproc-per-node=2", JOB, "nccl-graph", 40)
+    may_end = tmp_path / "may-end"
+    run = Run(tmp_path, "--nproc-per-node=2", JOB, "nccl-graph", 40, may_end)
     run.wait_for_step(5).signal(signal.SIGUSR2).wait_for("a CUDA graph holds collectives")
+    may_end.touch()
     assert by_rank(run.finish().text) == unbroken(2, str(JOB), "nccl-graph", "40")
