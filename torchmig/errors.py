@@ -18,6 +18,7 @@ A message says what failed, on what, why, and what to do: lower-case start, no f
 quoted.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 
@@ -115,3 +116,22 @@ class ObjectMissingError(StoreError):
 
 class TransientStoreError(StoreError):
     """A store failed in a way that may pass: trying again can help."""
+
+
+def to_message(error: Exception) -> dict[str, str]:
+    """Return an error in the form in which another process hears of it.
+
+    An error that is none of the tree, which nobody has foreseen, becomes the root of it.
+    """
+    if not isinstance(error, TorchmigError):
+        return {"kind": TorchmigError.__name__, "error": f"{type(error).__name__}: {error}"}
+    known = (kind for kind in type(error).__mro__ if kind.__module__ == __name__)
+    return {"kind": next(known).__name__, "error": str(error)}
+
+
+def from_message(message: Mapping[str, str]) -> TorchmigError:
+    """Return the error that another process has had."""
+    kind = globals().get(message["kind"])
+    if not (isinstance(kind, type) and issubclass(kind, TorchmigError)):
+        kind = TorchmigError
+    return kind(message["error"])

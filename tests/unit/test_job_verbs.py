@@ -137,6 +137,8 @@ def test_request_that_fails_brings_the_agents_sentence_and_code(agent, capsys):
     assert capsys.readouterr().err == (
         "torchmig: suspend of job 'gpt-1a2b' withdrawn: rank 1 did not come\n"
     )
+    assert main(["suspend", "gpt", "--json"]) == ExitCode.DEADLINE
+    assert json.loads(capsys.readouterr().err)["error"] == "DeadlineMissedError"
 
 
 def test_request_that_fails_as_nobody_foresaw_is_answered_too(agent, capsys, caplog):

@@ -10,20 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torchmig.errors import ExitCode, TorchmigError, UsageError
+from torchmig.errors import TorchmigError, UsageError, from_message, to_message
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 STATUS_SECONDS = 5.0
-
-
-class ControlError(TorchmigError):
-    """The agent has answered that it failed; carries the exit code that it named."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = ExitCode(exit_code)
 
 
 class ControlServer:
@@ -67,21 +59,19 @@ class ControlServer:
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:
             return self._handler(json.loads(line))
-        except TorchmigError as error:
-            return {"error": str(error), "code": int(error.exit_code)}
         except (ValueError, KeyError) as error:
-            return {"error": f"not a request: {error}", "code": int(ExitCode.USAGE)}
+            return to_message(UsageError(f"not a request: {error}"))
         except Exception as error:
-            log.exception("a request failed: %s", line.decode(errors="replace").strip())
-            reason = f"{type(error).__name__}: {error}"
-            return {"error": reason, "code": int(ExitCode.FAILED)}
+            if not isinstance(error, TorchmigError):
+                log.exception("a request failed: %s", line.decode(errors="replace").strip())
+            return to_message(error)
 
 
 def ask(path: Path, request: dict[str, Any], timeout_seconds: float | None = None) -> Any:
     """Send a request to an agent and return its answer.
 
     Raises:
-        ControlError: The agent says no.
+        TorchmigError: The agent says no.
         OSError: No agent listens there.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -92,10 +82,10 @@ def ask(path: Path, request: dict[str, Any], timeout_seconds: float | None = Non
             stream.flush()
             line = stream.readline()
     if not line:
-        raise ControlError("the agent ended before it answered", ExitCode.FAILED)
+        raise TorchmigError("the agent ended before it answered")
     answer = json.loads(line)
     if "error" in answer:
-        raise ControlError(answer["error"], answer["code"])
+        raise from_message(answer)
     return answer
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from torchmig.errors import DeadlineMissedError, TorchmigError
+from torchmig.errors import DeadlineMissedError, TorchmigError, from_message, to_message
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +29,6 @@ HELLO_TIMEOUT_SECONDS = 30.0
 
 class AgentGoneError(TorchmigError):
     """The connection to another agent is broken."""
-
-
-class RemoteError(TorchmigError):
-    """Another agent has failed at what it was asked to do."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[assignment]
 
 
 class Channel:
@@ -59,7 +51,7 @@ class Channel:
         """Call a method of the other end and return its result.
 
         Raises:
-            RemoteError: The method has raised TorchmigError there.
+            TorchmigError: The method has raised it there.
             AgentGoneError: The connection broke.
             DeadlineMissedError: No answer in time.
         """
@@ -78,7 +70,7 @@ class Channel:
         if answer is None:
             raise AgentGoneError(f"the agent on {self.peer} is gone")
         if "error" in answer:
-            raise RemoteError(answer["error"], answer["code"])
+            raise from_message(answer)
         return answer["result"]
 
     def notify(self, method: str, **arguments: Any) -> None:
@@ -122,11 +114,10 @@ class Channel:
         answer: dict[str, Any] = {"number": message["number"]}
         try:
             answer["result"] = self._handler(message["call"], message["arguments"])
-        except TorchmigError as error:
-            answer.update(error=str(error), code=int(error.exit_code))
         except Exception as error:
-            log.exception("'%s' failed", message["call"])
-            answer.update(error=f"{type(error).__name__}: {error}", code=1)
+            if not isinstance(error, TorchmigError):
+                log.exception("'%s' failed", message["call"])
+            answer.update(to_message(error))
         try:
             self._send(answer)
         except AgentGoneError as error:

@@ -11,7 +11,9 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -27,7 +29,7 @@ from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.agent.workfolders import WorkFolder
 from torchmig.capture import files, folders
 from torchmig.capture.device import environment, gpus
-from torchmig.capture.process import images, trees
+from torchmig.capture.process import aside, images, trees
 from torchmig.capture.process.refused import find_refused
 from torchmig.criu import Criu
 from torchmig.cut import Report, State, unpack_orders
@@ -68,6 +70,7 @@ class Rank:
     stage: Stage = Stage.RUNNING
     # Images and copies of files, until they are in the repository.
     capture: WorkFolder | None = None
+    image_bytes: int = 0
     written: list[files.WrittenFile] = field(default_factory=list)
     needed: list[files.NeededFile] = field(default_factory=list)
     occupied: list[folders.Folder] = field(default_factory=list)
@@ -229,26 +232,44 @@ class Node:
         rank.written, rank.needed = files.look(tree, streams)
         rank.occupied = folders.look(tree)
         files.copy_files(rank.written, rank.copies)
-        size = sum(path.stat().st_size for path in rank.images.iterdir())
-        return {"rank": rank.rank, "seconds": seconds, "image_bytes": size}
+        rank.image_bytes = sum(path.stat().st_size for path in rank.images.iterdir())
+        return {"rank": rank.rank, "seconds": seconds, "image_bytes": rank.image_bytes}
 
     def save(self, depot: dict[str, Any]) -> dict[str, Any]:
         """Store images and files of all ranks; return their sections and what it cost."""
         assert self.criu is not None
         begun = time.monotonic()
-        with Depot.from_dict(depot).writing() as writer:
-            sections = []
+        streams, stats = self._store(Depot.from_dict(depot), self.criu)
+        return {
+            "sections": [self._section(rank, streams[rank.rank]).to_dict() for rank in self.ranks],
+            "seconds": time.monotonic() - begun,
+            "stats": stats,
+        }
+
+    def _store(self, depot: Depot, criu: Criu) -> tuple[dict[int, list[Stream]], dict[str, int]]:
+        """Store all streams of each rank, large images in processes of their own."""
+        streams: dict[int, list[Stream]] = {}
+        with ThreadPoolExecutor(max_workers=len(self.ranks)) as pool, depot.writing() as writer:
+            beside = {
+                rank.rank: pool.submit(
+                    aside.store_images, depot, criu, rank.images, f"rank-{rank.rank}/"
+                )
+                for rank in self.ranks
+                if aside.pays(rank.image_bytes)
+            }
             for rank in self.ranks:
                 prefix = f"rank-{rank.rank}/"
-                streams = images.store_images(self.criu, writer, rank.images, prefix)
-                streams += files.store_files(writer, rank.written, rank.copies, prefix)
-                streams += rank.gpu.store(writer, prefix)
-                sections.append(self._section(rank, streams).to_dict())
-        return {
-            "sections": sections,
-            "seconds": time.monotonic() - begun,
-            "stats": asdict(writer.stats),
-        }
+                own = streams[rank.rank] = []
+                if rank.rank not in beside:
+                    own += images.store_images(criu, writer, rank.images, prefix)
+                own += files.store_files(writer, rank.written, rank.copies, prefix)
+                own += rank.gpu.store(writer, prefix)
+        stats = Counter(asdict(writer.stats))
+        for number, future in beside.items():
+            stored, its_stats = future.result()
+            streams[number] += stored
+            stats.update(asdict(its_stats))
+        return streams, dict(stats)
 
     def keep(self, depot: dict[str, Any], manifest: bytes) -> None:
         """Commit a snapshot to this node's folder, beside the blobs of its own ranks."""

@@ -21,12 +21,12 @@ from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.capture import files, folders
 from torchmig.capture.device.environment import rank_environment
 from torchmig.capture.device.staging import Staging
-from torchmig.capture.process import images, trees
+from torchmig.capture.process import aside, images, trees
 from torchmig.criu import Criu
 from torchmig.cut import Report
 from torchmig.errors import SnapshotUnfitError
 from torchmig.progress import Progress
-from torchmig.repo import Depot, Manifest, RankSection
+from torchmig.repo import Advance, Depot, Manifest, RankSection, Reader
 from torchmig.together import together
 from torchmig.worker import SOCKET
 
@@ -216,16 +216,30 @@ class SnapshotStarter:
                 for stream in section.streams
                 if f"/{files.FILES}" in stream.name
             )
-            for section in sections:
-                folder = work / str(section.rank)
-                folder.mkdir(mode=0o700)
-                prefix = f"rank-{section.rank}/"
-                images.restore_images(self.criu, reader, section.streams, prefix, folder)
+            self._fetch_images(sections, work, reader, phase.advance)
             for section in sections:
                 written = [files.WrittenFile.from_dict(f) for f in section.state["files"]]
                 prefix = f"rank-{section.rank}/"
                 files.restore_files(reader, section.streams, written, prefix)
                 folders.make(section.state["folders"])
+
+    def _fetch_images(
+        self, sections: Sequence[RankSection], work: Path, reader: Reader, advance: Advance
+    ) -> None:
+        """Bring each rank's images into a folder of its own, large ones in processes."""
+        with ThreadPoolExecutor(max_workers=len(sections)) as pool:
+            beside = []
+            for section in sections:
+                folder = work / str(section.rank)
+                folder.mkdir(mode=0o700)
+                prefix = f"rank-{section.rank}/"
+                if aside.pays(images.image_bytes(section.streams, prefix)):
+                    of = (self.depot, self.criu, self.manifest.id, section, prefix, folder)
+                    beside.append(pool.submit(aside.restore_images, *of, advance))
+                else:
+                    images.restore_images(self.criu, reader, section.streams, prefix, folder)
+            for future in beside:
+                future.result()
 
     def _restore(self, waiting: _Waiting, dumped: Path) -> Rank:
         state, plan, folder = waiting.section.state, waiting.plan, waiting.folder

@@ -1,5 +1,6 @@
 """Snapshots of jobs, kept as deduplicated, checked blobs in a store."""
 
+from torchmig.repo.advance import Advance
 from torchmig.repo.blob import Kind
 from torchmig.repo.depot import Depot
 from torchmig.repo.extents import Extent
@@ -10,6 +11,7 @@ from torchmig.repo.stream import StreamWriter
 from torchmig.repo.writer import Writer, WriterStats
 
 __all__ = [
+    "Advance",
     "Depot",
     "Extent",
     "JobName",

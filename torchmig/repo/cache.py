@@ -174,14 +174,16 @@ class LocalCache:
 
     @contextmanager
     def reader(
-        self, manifest: Manifest, *, budget_bytes: int | None = None,
+        self, manifest: Manifest, *, budget_bytes: int | None = None, threads: int | None = None,
         advance: Advance = unheard,
     ) -> Iterator["Nearest"]:  # fmt: skip
         """Give a reader that takes each stream from the folder if all of it is there."""
         with ExitStack() as stack:
 
             def open_in(repo: Repository) -> Reader:
-                reader = repo.reader(manifest, budget_bytes=budget_bytes, advance=advance)
+                reader = repo.reader(
+                    manifest, budget_bytes=budget_bytes, threads=threads, advance=advance
+                )
                 return stack.enter_context(reader)
 
             yield Nearest(open_in(self.near), lambda: open_in(self.distant))

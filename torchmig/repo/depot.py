@@ -54,31 +54,37 @@ class Depot:
                 repo.mark_as_node_folder()
 
     @contextmanager
-    def writing(self) -> Iterator[Writer]:
+    def writing(self, threads: int | None = None) -> Iterator[Writer]:
         """Give a writer; what it wrote is durable here once the `with` block is left."""
         folder = self.cache or self.address
         with (
             Repository.open(folder, create=self.cache is not None) as repo,
-            repo.writer() as writer,
+            repo.writer(threads=threads) as writer,
         ):
             yield writer
 
     @contextmanager
-    def reading(self, manifest: Manifest, advance: Advance = unheard) -> Iterator[Reader]:
+    def reading(
+        self, manifest: Manifest, advance: Advance = unheard, threads: int | None = None
+    ) -> Iterator[Reader]:
         """Give a reader that takes what is at hand and fetches the rest.
 
         Args:
             manifest: The snapshot that is to be read.
             advance: Told of the bytes of streams as they are restored.
+            threads: How many read, check and unpack; by default as many as there are cores.
         """
         if self.cache is None:
             with (
                 Repository.open(self.address) as repo,
-                repo.reader(manifest, advance=advance) as reader,
+                repo.reader(manifest, threads=threads, advance=advance) as reader,
             ):
                 yield reader
             return
-        with self._cached() as cache, cache.reader(manifest, advance=advance) as nearest:
+        with (
+            self._cached() as cache,
+            cache.reader(manifest, threads=threads, advance=advance) as nearest,
+        ):
             yield nearest
 
     @contextmanager
