@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh PART...
 #
 # Parts, each of which ends inside eight minutes: build alone one two faults
-#        compare large steady
+#        compare large repository steady
 # A line for each check and a table of figures come last; logs go to $OUT, or build/gpu.
 # CRIU is the one of TORCHMIG_CRIU or on PATH; wheels that are missing may lie in $WHEELS.
 set -u
@@ -12,7 +12,8 @@ cd "$(dirname "$0")/.." || exit 1
 out=${OUT:-build/gpu}
 site=${TMPDIR:-/tmp}/torchmig-site
 mkdir -p "$out" "$site"
-export PYTHONPATH="$site:$PWD" CUBLAS_WORKSPACE_CONFIG=:4096:8
+# Until torch 2.12 all jobs of a host met at one port unless they were told to stand alone.
+export PYTHONPATH="$site:$PWD" CUBLAS_WORKSPACE_CONFIG=:4096:8 PET_STANDALONE=1
 
 # What pip would do: the packages, the entry point that torch looks for, and the two programs.
 install() {
@@ -53,7 +54,14 @@ for part in "$@"; do
         one) tests one tests/gpu/test_agent_gpu.py -m "gpu and not multigpu" -n 8 --dist worksteal ;;
         two) tests two tests/gpu -m multigpu ;;
         faults) tests faults tests/gpu/test_faults_gpu.py ;;
-        steady) timeout 450 python3 -m benchmarks.steady_state_gpu > "$out/steady.log" 2>&1 ;;
+        repository) timeout 450 python3 -m benchmarks.gpu_repository > "$out/repository.log" 2>&1 ;;
+        steady)
+            timeout 300 python3 -m benchmarks.steady_state_gpu > "$out/steady.log" 2>&1 &&
+                if [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ]; then
+                    timeout 150 python3 -m benchmarks.steady_state_gpu --ranks 2 --rounds 3 \
+                        >> "$out/steady.log" 2>&1
+                fi
+            ;;
         compare | large)
             jobs="copy fill16 gpt"
             [ "$part" = large ] && jobs=fill32
@@ -69,7 +77,7 @@ for part in "$@"; do
         alone | one | two | faults)
             grep -E "^(PASSED|FAILED|SKIPPED|ERROR|E  .*(torchmig-run:|Error))" "$out/$part.log" | cut -c1-250
             ;;
-        compare | large | steady) figures="$figures$(grep -E '^(copy: out|\||.*: a step)' "$out/$part.log")
+        compare | large | repository | steady) figures="$figures$(grep -E '^(copy: out|\||.*: a step)' "$out/$part.log")
 " ;;
     esac
 done

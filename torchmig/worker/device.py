@@ -184,7 +184,10 @@ def copy(out: bool, staging_socket: str, pieces: list[tuple[int, int, int, int]]
 def _receive(path: str) -> int:
     """Return the descriptor that the agent hands out; nothing else of the connection is kept."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(path)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            raise RuntimeError(f"no staging at '{path}': {error.strerror}") from error
         _, fds, _, _ = socket.recv_fds(connection, 16, 1)
     if len(fds) != 1:
         raise RuntimeError(f"no staging was handed out at '{path}'")
