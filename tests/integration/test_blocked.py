@@ -52,3 +52,17 @@ def test_explain_names_the_rank_that_is_waited_for(tmp_path):
         text = torchmig("explain", tmp_path.name).stdout
     assert "wait_in_native_code(SECONDS)" in text
     assert run.wait() == 85
+
+
+def test_ranks_that_leave_their_group_one_by_one(tmp_path):
+    run = Run(tmp_path, "--nproc-per-node=3", JOBS / "leaving.py", tmp_path)
+    (tmp_path / "leave-0").touch()
+    run.wait_for("^rank 0 has left").signal(signal.SIGUSR2)
+    run.wait_for("the job goes on: process group '0' has been destroyed by 1 of its 3 ranks, ")
+    (tmp_path / "leave-1").touch()
+    run.wait_for("^rank 1 has left").signal(signal.SIGUSR1).wait_for("checkpointed into snapshot")
+    run.suspend()
+    for order in ("leave-2", "end"):
+        (tmp_path / order).touch()
+    again = Run(tmp_path, "--restore=latest").finish()
+    assert by_rank(run.text, again.text) == unbroken(3, "leaving.py")

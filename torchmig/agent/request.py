@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from torchmig.agent import parted
 from torchmig.cut import (
     Pending,
     Planner,
@@ -151,6 +152,7 @@ class Request:
         self._times: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
         self._down = False  # whether communication has been taken down
+        self._parted: list[tuple[str, int]] = []  # groups that are not built anew
         self._keys: dict[str, str] = {}
         self._dumps: list[dict[str, Any]] = []
         self._on_node_only = ""
@@ -279,6 +281,8 @@ class Request:
         reasons = [reason for node in self._every("refused") for reason in node]
         if reasons:
             raise HostUnfitError("; ".join(reasons))
+        answers = [held for node in self._every("call", name="groups") for _, held in node]
+        self._parted = parted.without_peers(tuple(group) for held in answers for group in held)
 
     def _wait_for_quiet(self) -> None:
         """Wait until nothing moves on any rank: all that has been issued is complete."""
@@ -301,7 +305,7 @@ class Request:
         first = self.job.nodes[0].call("call", name="store_keys")
         self._keys = next((keys for _, keys in first if keys), {})
         self._down = True
-        self._every("call", name="take_down")
+        self._every("call", name="take_down", request=self._parted)
 
     def _capture(self) -> None:
         """Bring GPU memory into staging; the GPUs are free afterwards."""

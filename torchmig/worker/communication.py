@@ -6,7 +6,7 @@ replaced, so that everything which holds a group goes on.
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -89,16 +89,31 @@ def store_keys() -> dict[str, bytes]:
     return dict(zip(keys, store.multi_get(keys), strict=True)) if keys else {}
 
 
-def take_down() -> int:
+def groups() -> list[tuple[str, int, int]]:
+    """Return name, first member and number of members of each group of this rank."""
+    if not dist.is_initialized():
+        return []
+    return [(group.group_name, _members(group)[0], group.size()) for group in c10d._world.pg_map]
+
+
+def _members(group: dist.ProcessGroup) -> list[int]:
+    return sorted(c10d._world.pg_group_ranks[group])
+
+
+def take_down(parted: Collection[tuple[str, int]]) -> int:
     """Drop every backend and the store's connection; return how many sockets had to be closed.
 
     The caller has seen that nothing moves any more (`torch_is_quiet` on all ranks).
+
+    Args:
+        parted: Name and first member of groups that nobody else has any more: they keep the
+            placeholder, which can be destroyed as well.
     """
     _C.remember_watched()
     _taken_down.clear()
     if dist.is_initialized():
         for group in list(c10d._world.pg_map):
-            _take_down_group(group)
+            _take_down_group(group, (group.group_name, _members(group)[0]) in parted)
     # Backends die with their last reference: cycles in the script's heap must not delay that.
     gc.collect()
     for store in rendezvous.stores:
@@ -106,25 +121,22 @@ def take_down() -> int:
     return int(_C.neutralise_torch_sockets())
 
 
-def _take_down_group(group: dist.ProcessGroup) -> None:
+def _take_down_group(group: dist.ProcessGroup, is_parted: bool) -> None:
     seen: list[Any] = []
     for device, backend in _backends(group):
         if any(backend is other for other in seen):
             continue
         seen.append(backend)
         kind = _kind(backend)
-        if kind not in ("gloo", "nccl"):
+        if kind not in ("gloo", "nccl") or isinstance(backend, _C.ParkedBackend):
             continue
         recipe = nccl.recipe(group, backend) if kind == "nccl" else None
         placeholder = _C.ParkedBackend(backend.rank(), backend.size(), kind)
         seen.append(placeholder)  # one backend may serve several devices
-        members = sorted(c10d._world.pg_group_ranks[group])
-        timeout = backend.options._timeout
-        _taken_down.append(
-            _Backend(
-                group, group.group_name, kind, str(device), timeout, members, placeholder, recipe
-            )
-        )
+        name, members, timeout = group.group_name, _members(group), backend.options._timeout
+        what = _Backend(group, name, kind, str(device), timeout, members, placeholder, recipe)
+        if not is_parted:
+            _taken_down.append(what)
         if recipe is not None:
             nccl.shut_down(backend)
         _C.swap_backend(group, backend, placeholder)

@@ -37,9 +37,17 @@ def store_keys(_request: str) -> str:
     return json.dumps({key: base64.b64encode(value).decode() for key, value in keys.items()})
 
 
-def take_down(_request: str) -> str:
-    """Take communication down, and give freed memory back so that it is not dumped."""
-    neutralised = communication.take_down()
+def groups(_request: str) -> str:
+    """Return the process groups that this rank has: name, first member, number of members."""
+    return json.dumps(communication.groups())
+
+
+def take_down(request: str) -> str:
+    """Take communication down, and give freed memory back so that it is not dumped.
+
+    The request names the groups that are not built anew, each with its first member.
+    """
+    neutralised = communication.take_down({(name, first) for name, first in json.loads(request)})
     _C.trim_heap()
     return json.dumps({"neutralised": neutralised})
 
