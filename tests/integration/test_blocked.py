@@ -1,57 +1,61 @@
 """A request that meets ranks in an awkward place ends in a snapshot or is called off."""
 
 import signal
+import subprocess
 
 import pytest
-from running import JOBS, Run, by_rank, torchmig, unbroken
+from job_processes import job_of
+from running import BIN, JOBS, by_rank, torchmig, unbroken
+from running import ForkedRun as Run
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
-
-@pytest.mark.parametrize("mode", ["collective", "sleep", "backward", "loader", "before", "after"])
-def test_a_busy_rank_is_waited_for(tmp_path, mode):
-    arguments = (mode, "4")
-    run = Run(tmp_path, "--nproc-per-node=2", "--deadline=90s", JOBS / "blocked.py", *arguments)
-    run.wait_for(r"^rank \d is busy").suspend()
-    again = Run(tmp_path, "--restore=latest").finish()
-    assert by_rank(run.text, again.text) == unbroken(2, "blocked.py", *arguments)
+BLOCKED = JOBS / "blocked.py"
+WAITED_FOR = ["before", "collective", "sleep", "backward", "loader", "after"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "seconds", "deadline", "reason"),
-    [
-        ("native", "10", "3s", "no stand within 3 s"),
-        ("peer-ended", "8", "60s", "rank 1 has ended"),
-    ],
-)
-def test_what_cannot_be_waited_for_is_called_off(tmp_path, mode, seconds, deadline, reason):
-    script = (JOBS / "blocked.py", mode, seconds)
-    run = Run(tmp_path, "--nproc-per-node=2", f"--deadline={deadline}", *script)
+def expected(modes):
+    """Return what is printed without requests, however long the ranks are busy."""
+    return unbroken(2, "blocked.py", modes, "0")
+
+
+def test_a_busy_rank_is_waited_for_and_one_that_has_ended_is_not(tmp_path):
+    modes = ",".join([*WAITED_FOR, "peer-ended"])
+    run = Run(tmp_path, "--nproc-per-node=2", BLOCKED, modes, "3")
+    texts = []
+    for mode in WAITED_FOR:
+        texts.append(run.wait_for(rf"^rank \d is busy: {mode}$").suspend().text)
+        run = Run(tmp_path, "--restore=latest")
+    run.wait_for("^rank 0 is busy: peer-ended$").signal(signal.SIGUSR2)
+    run.wait_for("withdrawn, the job goes on: .*rank 1 has ended").finish()
+    assert by_rank(*texts, run.text) == expected(modes)
+
+
+def test_native_code_is_waited_for_until_the_deadline_and_explained(tmp_path):
+    """It cannot be interrupted: a request is pending for as long as it takes."""
+    job = job_of(tmp_path)
+    script = (BLOCKED, "native", "12")
+    run = Run(tmp_path, "--nproc-per-node=2", "--deadline=3s", f"--job={job}", *script)
     run.wait_for(r"^rank 0 is busy").signal(signal.SIGUSR2)
-    run.wait_for(rf"withdrawn, the job goes on: .*{reason}").finish()
-    assert by_rank(run.text) == unbroken(2, "blocked.py", mode, seconds)
+    run.wait_for("withdrawn, the job goes on: .*no stand within 3 s")
+    with subprocess.Popen([BIN / "torchmig", "suspend", job, "--deadline=60s", "--quiet"]) as verb:
+        text = ""
+        while "rank 0" not in text:
+            assert run.process.poll() is None
+            text = torchmig("explain", job).stdout
+        assert "wait_in_native_code(SECONDS)" in text
+        assert run.wait() == 85
+    assert verb.returncode == 0
+    again = Run(tmp_path, "--restore=latest").finish()
+    assert by_rank(run.text, again.text) == expected("native")
 
 
 def test_sleep_goes_on_after_the_restore(tmp_path):
-    run = Run(tmp_path, JOBS / "blocked.py", "sleep", "600").wait_for("rank 0 is busy").suspend()
+    run = Run(tmp_path, BLOCKED, "sleep", "600").wait_for("rank 0 is busy").suspend()
     again = Run(tmp_path, "--restore=latest").wait_for("restored from snapshot")
     assert again.process.poll() is None
     assert again.signal(signal.SIGTERM).wait() != 0
     assert " end " not in run.text + again.text
-
-
-def test_explain_names_the_rank_that_is_waited_for(tmp_path):
-    # In native code, which cannot be interrupted: the request is pending for as long as it takes.
-    script = (JOBS / "blocked.py", "native", "15")
-    run = Run(tmp_path, "--nproc-per-node=2", "--deadline=60s", f"--job={tmp_path.name}", *script)
-    run.wait_for(r"^rank 0 is busy").signal(signal.SIGUSR2)
-    run.wait_for("preflight")
-    text = ""
-    while "rank 0" not in text:
-        assert run.process.poll() is None
-        text = torchmig("explain", tmp_path.name).stdout
-    assert "wait_in_native_code(SECONDS)" in text
-    assert run.wait() == 85
 
 
 def test_ranks_that_leave_their_group_one_by_one(tmp_path):

@@ -1,4 +1,4 @@
-"""Ranks that are busy when the request comes; the first argument says with what."""
+"""Ranks that are busy when the request comes; the first argument says with what, in what order."""
 
 import ctypes
 import errno
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-MODE = sys.argv[1]
+MODES = sys.argv[1].split(",")
 SECONDS = float(sys.argv[2])
 
 
@@ -44,58 +44,69 @@ def wait_in_native_code(seconds):
     assert libc.pthread_mutex_timedlock(mutex, until) == errno.ETIMEDOUT
 
 
-def busy(rank):
-    print(f"rank {rank} is busy", flush=True)
+def busy(rank, mode):
+    print(f"rank {rank} is busy: {mode}", flush=True)
+
+
+def collective(rank, total):
+    if rank == 1:
+        busy(rank, "collective")
+        time.sleep(SECONDS)
+    dist.all_reduce(total)
+
+
+def native(rank, _total):
+    if rank == 0:
+        busy(rank, "native")
+        wait_in_native_code(SECONDS)
+
+
+def sleep(rank, _total):
+    busy(rank, "sleep")
+    time.sleep(SECONDS)
+
+
+def backward(rank, total):
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    loss = model(total).sum()
+    if rank == 0:
+        loss = SlowBackward.apply(loss)
+        busy(rank, "backward")
+    loss.backward()
+    total += model.module.weight.grad.sum()
+    # Model and loss go before their group does: torch may abort at the exit of the interpreter.
+
+
+def loader(rank, total):
+    busy(rank, "loader")
+    for batch in DataLoader(SlowStart(), batch_size=4, num_workers=1):
+        total += batch.sum()
+        dist.all_reduce(total)
+
+
+TOGETHER = {mode.__name__: mode for mode in (collective, native, sleep, backward, loader)}
 
 
 def main():
     rank = int(os.environ["RANK"])
     torch.manual_seed(rank)
-    if MODE == "before" and rank == 0:
-        busy(rank)
+    if "before" in MODES and rank == 0:
+        busy(rank, "before")
         time.sleep(SECONDS)
     dist.init_process_group("gloo")
     total = torch.ones(4) * (rank + 1)
+    for mode in MODES:
+        dist.all_reduce(total)  # whoever waited for the mode before is stopped here at the latest
+        if mode in TOGETHER:
+            TOGETHER[mode](rank, total)
     dist.all_reduce(total)
-    if MODE == "collective":
-        if rank == 1:
-            busy(rank)
-            time.sleep(SECONDS)
-        dist.all_reduce(total)
-    elif MODE == "native":
-        if rank == 0:
-            busy(rank)
-            wait_in_native_code(SECONDS)
-    elif MODE == "sleep":
-        busy(rank)
+    dist.destroy_process_group()
+    if "after" in MODES:
+        busy(rank, "after")
         time.sleep(SECONDS)
-    elif MODE == "backward":
-        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
-        loss = model(total).sum()
-        if rank == 0:
-            loss = SlowBackward.apply(loss)
-            busy(rank)
-        loss.backward()
-        total += model.module.weight.grad.sum()
-        del model, loss  # before their group goes: torch may abort at the exit of the interpreter
-    elif MODE == "loader":
-        busy(rank)
-        for batch in DataLoader(SlowStart(), batch_size=4, num_workers=1):
-            total += batch.sum()
-            dist.all_reduce(total)
-    elif MODE == "peer-ended":
-        dist.destroy_process_group()
-        if rank == 1:
-            print(f"rank {rank} end {total.sum().item()}", flush=True)
-            return
+    if "peer-ended" in MODES and rank == 0:
         time.sleep(SECONDS / 2)  # the peer's interpreter is gone by then
-        busy(rank)
-        time.sleep(SECONDS)
-    if MODE != "peer-ended":
-        dist.all_reduce(total)
-        dist.destroy_process_group()
-    if MODE == "after":
-        busy(rank)
+        busy(rank, "peer-ended")
         time.sleep(SECONDS)
     print(f"rank {rank} end {total.sum().item()}", flush=True)
 
