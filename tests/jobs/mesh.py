@@ -1,10 +1,14 @@
-"""A 2x2 mesh: rows and columns are used unevenly, asynchronous works are held for some steps."""
+"""A 2x2 mesh: rows and columns are used unevenly, asynchronous works are held for some steps.
+
+Some operations find their group by its name, as functional collectives do.
+"""
 
 import sys
 import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 
 STEPS = int(sys.argv[1])
@@ -21,6 +25,7 @@ def main():
         for _ in range(1 + step % 3):
             dist.all_reduce(state, group=row)
             state = torch.sin(state) + rank
+        state = torch.sin(functional.all_reduce(state, "sum", column))
         if step % 2 == 0:
             late = state.clone()
             held.append((late, dist.all_reduce(late, group=column, async_op=True)))

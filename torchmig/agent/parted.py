@@ -25,7 +25,7 @@ def without_peers(held: Iterable[Held]) -> list[tuple[str, int]]:
     """
     found = []
     for (name, first, size), holders in Counter(held).items():
-        if holders == size:
+        if holders >= size:
             continue
         if holders > 1:
             raise RequestWithdrawnError(

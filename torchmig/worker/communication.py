@@ -139,7 +139,7 @@ def _take_down_group(group: dist.ProcessGroup, is_parted: bool) -> None:
             _taken_down.append(what)
         if recipe is not None:
             nccl.shut_down(backend)
-        _C.swap_backend(group, backend, placeholder)
+        _swap(group, backend, placeholder)
 
 
 def build_up(place: Place, timeout_seconds: float) -> None:
@@ -161,10 +161,21 @@ def build_up(place: Place, timeout_seconds: float) -> None:
     # By name, which is the same on all members: groups that overlap are built in one order.
     for backend in sorted(_taken_down, key=lambda each: (each.name, each.device)):
         new = _new_backend(backend, place.generation)
-        _C.swap_backend(backend.group, backend.placeholder, new)
+        _swap(backend.group, backend.placeholder, new)
         if backend.recipe is not None:
             nccl.connect(backend.recipe, backend.group, new)
     _taken_down.clear()
+
+
+def _swap(group: dist.ProcessGroup, old: Any, new: Any) -> None:
+    """Put a backend in the place of another.
+
+    The group has its name from its backend; functional collectives find the group by it.
+    """
+    name, description = group.group_name, group.group_desc
+    _C.swap_backend(group, old, new)
+    group._set_group_name(name)
+    group._set_group_desc(description)
 
 
 def _new_backend(old: _Backend, generation: str) -> Any:
