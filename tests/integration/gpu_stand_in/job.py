@@ -12,6 +12,7 @@ import random
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,9 @@ from faults import any_fails, fails
 from torch import nn
 
 from torchmig.worker import communication, device
+
+sys.path.append(str(Path(__file__).parents[2] / "jobs"))
+from descent import Descent
 
 STEPS = int(sys.argv[1])
 SIZE = max(20, int(sys.argv[2]) if len(sys.argv) > 2 else 0) << 20
@@ -80,7 +84,7 @@ def main():
     noise = random.Random(7).randbytes(SIZE)
     ctypes.memmove(base, noise, SIZE)
     layer = nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    optimizer = Descent(layer.parameters())
     for number in range(STEPS):
         layer(torch.ones(8)).sum().backward()
         optimizer.step()
