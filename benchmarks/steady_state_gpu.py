@@ -35,10 +35,11 @@ def main() -> int:
     kind = "gpt" if options.ranks == 1 else "ddp"
 
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    rounds = [
-        {way: measure(way, options.ranks, kind, options.steps) for way in WAYS}
-        for _ in range(options.rounds)
-    ]
+    rounds: list[dict[str, float]] = []
+    for number in range(options.rounds):
+        rounds.append({way: measure(way, options.ranks, kind, options.steps) for way in WAYS})
+        medians = ", ".join(f"{way} {step * 1e3:.2f} ms" for way, step in rounds[-1].items())
+        print(f"round {number + 1} of {options.rounds}: {medians}", flush=True)
     figures: dict[str, object] = {"rounds": rounds}
     for way in WAYS:
         steps = [each[way] for each in rounds]

@@ -8,6 +8,7 @@ import pytest
 
 from torchmig.capture.device import staging as staging_module
 from torchmig.capture.device.staging import HUGE_PAGE_BYTES, Staging
+from torchmig.errors import TorchmigError
 
 
 def memory_of(fd):
@@ -56,6 +57,16 @@ def test_another_process_gets_the_descriptor(tmp_path):
         with staging.view() as view:
             assert bytes(view[:5]) == b"child"
     assert not path.exists()
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    path = tmp_path / "none" / "staging"
+    with (
+        Staging(1 << 20) as staging,
+        pytest.raises(TorchmigError, match=f"at '{path}': No such file"),
+        staging.offered(path),
+    ):
+        pass
 
 
 def test_closing_twice_is_closing_once():

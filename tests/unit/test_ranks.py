@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmig.agent import ranks
+from torchmig.agent import rankinit, ranks
 from torchmig.agent.ranks import RankProcess
 from torchmig.together import together
 
@@ -48,6 +48,23 @@ class SilentFileSystem:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def test_ranks_have_pids_that_are_high_and_not_those_of_other_ranks(tmp_path):
+    highest = int(Path("/proc/sys/kernel/pid_max").read_text()) // 2
+    chosen = [rankinit.choose_pid() for _ in range(100)]
+    assert min(chosen) >= 10000
+    assert max(chosen) <= highest
+    assert len(set(chosen)) > 90
+    process = RankProcess()
+    process.spawn(
+        ["sh", "-c", "echo $$"], dict(os.environ), "/", tmp_path / "out", tmp_path / "err"
+    )
+    assert process.inner_pid >= 10000
+    while process.poll() is None:
+        time.sleep(0.01)
+    assert (tmp_path / "out").read_text() == f"{process.inner_pid}\n"
+    process.kill()
 
 
 @pytest.fixture

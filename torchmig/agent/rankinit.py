@@ -35,7 +35,8 @@ MS_NOSUID_NODEV_NOEXEC = 0x2 | 0x4 | 0x8
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 # When it restores, CRIU takes the first free pids of the namespace for itself: ranks start high.
-LAST_PID = 9999
+LOWEST_PID = 10000
+PID_MAX_FILE = "/proc/sys/kernel/pid_max"
 LAST_PID_FILE = "/proc/sys/kernel/ns_last_pid"
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -60,13 +61,27 @@ def enter_namespaces() -> int:
     return child
 
 
+def choose_pid() -> int:
+    """Return the pid that the rank is to have, most likely one that no other rank has.
+
+    CUDA gives an abstract socket the name of the process's pid and of its namespace's inode, and
+    fails to start where that name is taken. A restored process has brought its name along, while
+    the kernel gives the inodes of namespaces that have ended to new ones: there ranks with equal
+    pids would meet. Half of the pids are left for what the rank forks before they begin anew.
+    """
+    descriptor = os.open(PID_MAX_FILE, os.O_RDONLY)
+    room = int(os.read(descriptor, 32)) // 2 - LOWEST_PID
+    os.close(descriptor)
+    return LOWEST_PID + int.from_bytes(os.urandom(8), "little") % max(1, room)
+
+
 def spawn(order: dict[str, Any]) -> int:
     """Start the rank as a session leader with its standard streams in files; return its pid.
 
     The files are opened here, in the mount namespace that the rank and CRIU share.
     """
     last_pid = os.open(LAST_PID_FILE, os.O_WRONLY)
-    os.write(last_pid, str(LAST_PID).encode())
+    os.write(last_pid, str(choose_pid() - 1).encode())
     os.close(last_pid)
     pid = os.fork()
     if pid:

@@ -19,7 +19,7 @@ from types import TracebackType
 import torch  # noqa: F401  (the extension is linked against its libraries)
 
 from torchmig import _C
-from torchmig.errors import HostUnfitError
+from torchmig.errors import HostUnfitError, TorchmigError
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +140,13 @@ class Staging:
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             path.unlink(missing_ok=True)
-            listener.bind(os.fspath(path))
-            path.chmod(0o600)
+            try:
+                listener.bind(os.fspath(path))
+                path.chmod(0o600)
+            except OSError as error:
+                raise TorchmigError(
+                    f"cannot hand staging to the rank at '{path}': {error.strerror}"
+                ) from error
             listener.listen()
             thread = threading.Thread(target=self._offer, args=(listener,), daemon=True)
             thread.start()
