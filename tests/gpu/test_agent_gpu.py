@@ -20,7 +20,7 @@ def cycles(folder, ranks, kind, steps, count, more=lambda cycle: (), pause="0.02
 
     A moment is a number of lines that a life has printed.
     """
-    most = steps // count - 4
+    most = steps // count // 3
     moments = [random.Random(os.urandom(8)).randint(1, most) for _ in range(count)]
     texts = []
     may_end = folder / "may-end"
