@@ -1,4 +1,4 @@
-"""Which Debian mirror the private CRIU would come from: nothing is downloaded here."""
+"""Which mirror the private CRIU would come from: nothing is downloaded here."""
 
 import os
 import shutil
@@ -36,10 +36,23 @@ def set_up(tmp_path):
     return run
 
 
-def test_machine_without_debian_mirror_gets_one_sentence(set_up):
-    (set_up.etc / "sources.list.d" / "ubuntu.sources").write_text(
-        "Types: deb\nURIs: http://127.0.0.1:1/ubuntu/\nSuites: noble\nComponents: main\n"
-    )
+UBUNTU = "Types: deb\nURIs: http://127.0.0.1:1/ubuntu/\nSuites: noble\nComponents: main\n"
+
+
+def test_ubuntu_takes_its_own_mirror_or_says_which_keys_are_missing(set_up):
+    (set_up.etc / "sources.list.d" / "ubuntu.sources").write_text(UBUNTU)
+    answer = set_up()
+    assert answer.returncode == 20
+    said = answer.stderr.splitlines()[-1]
+    if Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg").exists():
+        assert "apt could not read 'http://127.0.0.1:1/ubuntu/' (resolute main universe)" in said
+    else:
+        assert "keys that 'http://127.0.0.1:1/ubuntu/' is signed with" in said
+        assert said.endswith("apt-get install ubuntu-keyring")
+
+
+def test_machine_without_a_mirror_gets_one_sentence(set_up):
+    (set_up.etc / "sources.list").write_text("deb http://127.0.0.1:1/mint xia main\n")
     answer = set_up()
     assert answer.returncode == 20
     (line,) = answer.stderr.splitlines()
@@ -66,6 +79,7 @@ def test_machine_without_debian_mirror_gets_one_sentence(set_up):
     ],
 )
 def test_mirror_is_the_machines_own(set_up, file, text):
+    (set_up.etc / "sources.list.d" / "ubuntu.sources").write_text(UBUNTU)
     (set_up.etc / file).write_text(text)
     answer = set_up()
     assert answer.returncode == 20
