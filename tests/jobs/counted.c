@@ -5,8 +5,10 @@
 #include <pthread.h>
 #include <stddef.h>
 
-static __thread long allocations;
-static __thread long locks;
+// In the static block: what is made when first used would be made with malloc, from inside malloc.
+#define STATIC_TLS __attribute__((tls_model("initial-exec")))
+static __thread long allocations STATIC_TLS;
+static __thread long locks STATIC_TLS;
 
 long counted_allocations(void) { return allocations; }
 long counted_locks(void) { return locks; }
