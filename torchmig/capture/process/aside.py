@@ -9,7 +9,7 @@ The process is a child of the agent's. It reads one request from its standard in
 its standard output, both in msgpack; a socket is both. It ends when that is closed: with the agent,
 whatever becomes of that.
 
-    request: depot, criu, images, prefix, threads, and where they come back: section, snapshot
+    request: depot, criu, images, prefix, and where they come back: section, snapshot
     answers: {"done": bytes}…, then {"result": …} or an error's message
 """
 
