@@ -51,10 +51,9 @@ class SilentFileSystem:
 
 
 def test_ranks_have_pids_that_are_high_and_not_those_of_other_ranks(tmp_path):
-    highest = int(Path("/proc/sys/kernel/pid_max").read_text()) // 2
     chosen = [rankinit.choose_pid() for _ in range(100)]
     assert min(chosen) >= 10000
-    assert max(chosen) <= highest
+    assert max(chosen) < 20000  # hosts with few pids have 32768
     assert len(set(chosen)) > 90
     process = RankProcess()
     process.spawn(

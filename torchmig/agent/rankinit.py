@@ -35,8 +35,8 @@ MS_NOSUID_NODEV_NOEXEC = 0x2 | 0x4 | 0x8
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 # When it restores, CRIU takes the first free pids of the namespace for itself: ranks start high.
-LOWEST_PID = 10000
-PID_MAX_FILE = "/proc/sys/kernel/pid_max"
+# They end below 32768, where they begin anew on many hosts, with room for what a rank forks.
+LOWEST_PID, HIGHEST_PID = 10000, 19999
 LAST_PID_FILE = "/proc/sys/kernel/ns_last_pid"
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -67,12 +67,10 @@ def choose_pid() -> int:
     CUDA gives an abstract socket the name of the process's pid and of its namespace's inode, and
     fails to start where that name is taken. A restored process has brought its name along, while
     the kernel gives the inodes of namespaces that have ended to new ones: there ranks with equal
-    pids would meet. Half of the pids are left for what the rank forks before they begin anew.
+    pids would meet.
     """
-    descriptor = os.open(PID_MAX_FILE, os.O_RDONLY)
-    room = int(os.read(descriptor, 32)) // 2 - LOWEST_PID
-    os.close(descriptor)
-    return LOWEST_PID + int.from_bytes(os.urandom(8), "little") % max(1, room)
+    number = int.from_bytes(os.urandom(8), "little")
+    return LOWEST_PID + number % (HIGHEST_PID - LOWEST_PID + 1)
 
 
 def spawn(order: dict[str, Any]) -> int:
