@@ -22,7 +22,8 @@ STEPS = "40"
 def suspended(tmp_path_factory):
     """A suspended job of two ranks, in a folder with its repository."""
     folder = tmp_path_factory.mktemp("suspended")
-    shutil.copy(JOBS / "ring.py", folder)
+    for name in ("ring.py", "lean.py"):
+        shutil.copy(JOBS / name, folder)
     run = Run(folder, "--nproc-per-node=2", f"--job={job_of(folder)}", "ring.py", STEPS)
     run.wait_for_step(5).suspend()
     (folder / "before").write_text(run.text)

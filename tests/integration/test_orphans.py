@@ -7,11 +7,12 @@ import time
 
 import pytest
 from job_processes import MARK, assert_nothing_left, job_of, parent, processes, wait_until
-from running import JOBS, Run, by_rank, torchmig, unbroken
+from running import JOBS, by_rank, torchmig, unbroken
+from running import ForkedRun as Run
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(300)]
 
-DDP = (JOBS / "ddp.py", "10000")
+TRAINING = (JOBS / "plain.py", "10000", "0.02")
 
 
 def inits(folder):
@@ -20,20 +21,20 @@ def inits(folder):
     return [pid for pid in found if parent(pid) in found]
 
 
-def ddp_workers(folder):
+def training(folder):
     """Return the pids of ranks and of DataLoader workers."""
-    ours = [pid for pid, words in processes(folder).items() if f" -u {DDP[0]}" in words]
+    ours = [pid for pid, words in processes(folder).items() if f" -u {TRAINING[0]}" in words]
     inside = inits(folder)
     ranks = [pid for pid in ours if parent(pid) in inside]
     return ranks, [pid for pid in ours if parent(pid) in ranks]
 
 
 def run_marked(folder, *arguments):
-    return Run(folder, *arguments, env={MARK: str(folder)})
+    return Run(folder, *arguments, env={MARK: str(folder), "LOADER_WORKERS": "1"})
 
 
 def start(folder):
-    return run_marked(folder, "--nproc-per-node=2", f"--job={job_of(folder)}", *DDP)
+    return run_marked(folder, "--nproc-per-node=2", f"--job={job_of(folder)}", *TRAINING)
 
 
 def criu(folder):
@@ -44,9 +45,9 @@ def criu(folder):
 MOMENTS = {
     "the first rank-init": lambda run: inits(run.folder),
     "both rank-inits": lambda run: len(inits(run.folder)) == 2,
-    "both ranks": lambda run: len(ddp_workers(run.folder)[0]) == 2,
+    "both ranks": lambda run: len(training(run.folder)[0]) == 2,
     "the first step": lambda run: "step 0 " in run.text,
-    "training with workers": lambda run: "step 3 " in run.text and ddp_workers(run.folder)[1],
+    "training with workers": lambda run: "step 3 " in run.text and training(run.folder)[1],
 }
 
 
@@ -102,13 +103,13 @@ def test_one_process_is_killed(tmp_path, who):
     run = start(tmp_path)
     run.wait_for_step(3)
     ranks, workers = wait_until(
-        lambda: (found := ddp_workers(tmp_path)) and len(found[1]) == 2 and found, lambda: run.text
+        lambda: (found := training(tmp_path)) and len(found[1]) == 2 and found, lambda: run.text
     )
     victim = {"rank": ranks, "init": inits(tmp_path), "worker": workers}[who][0]
     os.kill(victim, signal.SIGKILL)
     assert run.wait() == 1
     assert_nothing_left(tmp_path)
-    assert "ddp.py FAILED" in run.errors
+    assert "plain.py FAILED" in run.errors
     if who != "worker":
         assert re.search(r"exitcode +: -9 ", run.errors)
         assert "Signal 9 (SIGKILL) received by PID" in run.errors
@@ -118,8 +119,8 @@ def test_one_process_is_killed(tmp_path, who):
 def test_a_rank_is_killed_in_the_dump(tmp_path, number):
     """As by a host that has no memory left: the job fails soon, and nothing of it is left."""
     work = tmp_path / "w"
-    run = run_marked(tmp_path, "--nproc-per-node=2", f"--work-dir={work}", *DDP)
-    ranks, _ = ddp_workers(run.wait_for_step(3).folder)
+    run = run_marked(tmp_path, "--nproc-per-node=2", f"--work-dir={work}", *TRAINING)
+    ranks, _ = training(run.wait_for_step(3).folder)
     run.signal(number)
     wait_until(lambda: criu(tmp_path), lambda: "no CRIU")
     os.kill(ranks[0], signal.SIGKILL)
@@ -171,7 +172,7 @@ def test_what_a_killed_agent_leaves_in_files_is_removed_by_the_next_one(tmp_path
 def test_images_that_a_killed_agent_leaves_are_removed_by_the_next_one(tmp_path):
     work = tmp_path / "w"
     options = (f"--runtime-dir={tmp_path}/r", f"--work-dir={work}")
-    run = run_marked(tmp_path, "--nproc-per-node=2", *options, *DDP)
+    run = run_marked(tmp_path, "--nproc-per-node=2", *options, *TRAINING)
     run.wait_for_step(3).signal(signal.SIGUSR2)
     wait_until(lambda: list(work.glob("*/images/pages-*.img")), lambda: run.errors)
     run.signal(signal.SIGKILL)
@@ -198,9 +199,10 @@ def test_images_that_a_killed_agent_leaves_are_removed_by_the_next_one(tmp_path)
 
 def test_a_restore_right_after_the_commit(tmp_path):
     """While the agent that has suspended the job is still on its way out."""
-    run = run_marked(tmp_path, f"--job={job_of(tmp_path)}", JOBS / "single.py", "60", "training")
+    script = (JOBS / "single.py", "60", "inference")
+    run = run_marked(tmp_path, f"--job={job_of(tmp_path)}", *script)
     run.wait_for_step(5)
     torchmig("suspend", job_of(tmp_path))
     again = run_marked(tmp_path, "--restore=latest").finish()
     assert run.wait() == 85
-    assert by_rank(run.text, again.text) == unbroken(1, "single.py", "60", "training")
+    assert by_rank(run.text, again.text) == unbroken(1, "single.py", "60", "inference")

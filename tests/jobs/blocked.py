@@ -6,10 +6,7 @@ import os
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from lean import DataLoader, Dataset, dist, nn, torch
 
 MODES = sys.argv[1].split(",")
 SECONDS = float(sys.argv[2])

@@ -4,10 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from lean import DataLoader, Dataset, dist, nn, torch
 
 STEPS = int(sys.argv[1])
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 0.02
@@ -30,11 +27,12 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     everybody = dist.new_group(list(range(dist.get_world_size())))
+    # Before there is a model: the worker is a copy of what its rank is now.
+    batches = iter(DataLoader(Numbers(rank), batch_size=8, num_workers=1))
     torch.manual_seed(3)
     layers = nn.Sequential(nn.Linear(64, 256), nn.Dropout(0.1), nn.Linear(256, 64))
     model = nn.parallel.DistributedDataParallel(layers)
     optimizer = torch.optim.AdamW(model.parameters())
-    batches = iter(DataLoader(Numbers(rank), batch_size=8, num_workers=1))
     for step in range(STEPS):
         batch = next(batches)
         loss = ((model(batch) - batch) ** 2).mean()

@@ -3,8 +3,9 @@
 torch's own bring it. To whoever waits for the end of a step it is an optimizer like any other.
 """
 
-import torch
-from torch.optim import Optimizer
+from lean import torch
+
+Optimizer = torch.optim.Optimizer
 
 
 class Descent(Optimizer):

@@ -15,9 +15,8 @@ import hashlib
 import sys
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from descent import Descent
+from lean import dist, torch
 from torch.distributed.device_mesh import init_device_mesh
 
 STEPS = int(sys.argv[1])

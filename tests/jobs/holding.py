@@ -5,8 +5,7 @@ import socket
 import sys
 import time
 
-import torch
-import torch.distributed as dist
+from lean import dist, torch
 
 HOLD, STEPS = sys.argv[1], int(sys.argv[2])
 IO_URING_SETUP = 425

@@ -4,8 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
+from lean import dist, torch
 
 # A rank leaves when this folder has a file leave-RANK, and all end when it has a file end.
 ORDERS = Path(sys.argv[1]) if len(sys.argv) > 1 else None

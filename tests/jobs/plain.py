@@ -1,18 +1,31 @@
-"""Data parallel training by hand: as ddp.py without what DDP and torch's optimizers bring along."""
+"""Data parallel training by hand: as ddp.py without what DDP and torch's optimizers bring along.
 
+LOADER_WORKERS=1 has the batches made by a DataLoader worker; they are the same.
+"""
+
+import os
 import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from descent import Descent
-from torch import nn
+from lean import DataLoader, Dataset, dist, nn, torch
 
 STEPS = int(sys.argv[1])
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 0
 # Without this file the last steps are not taken: the test decides when the job may end.
 MAY_END = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+
+
+class Numbers(Dataset):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        return torch.randn(64, generator=torch.Generator().manual_seed(index * 100 + self.rank))
 
 
 def main():
@@ -21,9 +34,10 @@ def main():
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(64, 256), nn.Dropout(0.1), nn.Linear(256, 64))
     optimizer = Descent(model.parameters())
-    noise = torch.Generator().manual_seed(rank)
+    workers = int(os.environ.get("LOADER_WORKERS", "0"))
+    batches = iter(DataLoader(Numbers(rank), batch_size=8, num_workers=workers))
     for step in range(STEPS):
-        batch = torch.randn(8, 64, generator=noise)
+        batch = next(batches)
         loss = ((model(batch) - batch) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()

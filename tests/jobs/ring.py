@@ -3,8 +3,7 @@
 import sys
 import time
 
-import torch
-import torch.distributed as dist
+from lean import dist, torch
 
 STEPS = int(sys.argv[1])
 

@@ -14,15 +14,13 @@ import time
 import uuid
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from faults import any_fails, fails
-from torch import nn
-
-from torchmig.worker import communication, device
 
 sys.path.append(str(Path(__file__).parents[2] / "jobs"))
 from descent import Descent
+from lean import dist, nn, torch
+
+from torchmig.worker import communication, device
 
 STEPS = int(sys.argv[1])
 SIZE = max(20, int(sys.argv[2]) if len(sys.argv) > 2 else 0) << 20
