@@ -1,24 +1,23 @@
 """Launchers that need not load torch again: forked from one process that has loaded it.
 
-For torchrun where it is only compared with, and for tests with dozens of starts, of which loading
-torch is most of the work. All else is as when a shell starts them: arguments, environment, folder,
-session, streams, signals and exit code.
+For torchrun where it is only compared with, and for tests with many starts, of which loading torch
+is much of the work. All else is as when a shell starts them: the program itself, its arguments,
+environment, folder, session, streams, signals and exit code.
 """
 
-import importlib
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
-MODULES = {"torchrun": "torch.distributed.run", "torchmig-run": "torchmig.agent.main"}
-
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload([MODULES["torchrun"]])
+context.set_forkserver_preload(["torch.distributed.run"])
 
 
 def launch(command, folder, environment, *streams):
+    """Become the program, which is a file of Python."""
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
@@ -28,7 +27,8 @@ def launch(command, folder, environment, *streams):
         os.dup2(opened, number)
         os.close(opened)
     sys.argv = command
-    sys.exit(importlib.import_module(MODULES[Path(command[0]).name]).main())
+    sys.path.insert(0, str(Path(command[0]).resolve().parent))
+    runpy.run_path(command[0], run_name="__main__")
 
 
 class Forked:

@@ -1,17 +1,18 @@
-"""A 2x2 mesh: rows and columns are used unevenly, asynchronous works are held for some steps.
-
-Some operations find their group by its name, as functional collectives do.
-"""
+"""A 2x2 mesh: rows and columns are used unevenly, asynchronous works are held for some steps."""
 
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
+from lean import dist, torch
 from torch.distributed.device_mesh import init_device_mesh
 
 STEPS = int(sys.argv[1])
+
+
+def functional_sum(state, group):
+    """Return the sum as functional collectives make it, which find the group by its name."""
+    operations = torch.ops._c10d_functional
+    return operations.wait_tensor(operations.all_reduce(state, "sum", group.group_name))
 
 
 def main():
@@ -25,7 +26,7 @@ def main():
         for _ in range(1 + step % 3):
             dist.all_reduce(state, group=row)
             state = torch.sin(state) + rank
-        state = torch.sin(functional.all_reduce(state, "sum", column))
+        state = torch.sin(functional_sum(state, column))
         if step % 2 == 0:
             late = state.clone()
             held.append((late, dist.all_reduce(late, group=column, async_op=True)))

@@ -4,8 +4,7 @@ import asyncio
 import sys
 import threading
 
-import torch
-import torch.distributed as dist
+from lean import dist, torch
 
 STEPS = int(sys.argv[1])
 
