@@ -37,6 +37,7 @@ from torchmig.errors import HostUnfitError, RequestWithdrawnError, TorchmigError
 from torchmig.repo import Depot, RankSection, Stream
 from torchmig.repo.manifest import decode_manifest
 from torchmig.together import together
+from torchmig.units import format_size
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class Node:
         return [rank.rank for rank in self.ranks]
 
     def preflight(self) -> dict[str, Any]:
-        """Say whether this node can checkpoint now, and what it needs.
+        """Say whether this node can checkpoint now, and whether its ranks use GPUs.
 
         Raises:
             HostUnfitError: It cannot, and why.
@@ -139,15 +140,15 @@ class Node:
             unfit = environment.unfit(os.environ)
             if unfit:
                 raise HostUnfitError(f"cannot checkpoint GPU ranks: {'; '.join(unfit)}")
-        need = sum(_resident_bytes(pid) for rank in self.ranks for pid in rank.process.tree())
+        need = sum(dumped_bytes(pid) for rank in self.ranks for pid in rank.process.tree())
         folder = workfolders.root(self.work_dir)
         free = shutil.disk_usage(folder).free
         if free < need:
             raise HostUnfitError(
-                f"cannot checkpoint on {self.host}: the images need up to {need} bytes and "
-                f"'{folder}' has {free} free; make room or set '--work-dir'"
+                f"cannot checkpoint on {self.host}: the images need up to {format_size(need)} "
+                f"and '{folder}' has {format_size(free)} free; make room or set '--work-dir'"
             )
-        return {"resident_bytes": need, "uses_gpu": uses_gpu}
+        return {"uses_gpu": uses_gpu}
 
     def orders(self, packed: Any) -> None:
         """Hand orders of the cut to the ranks that they are for."""
@@ -413,12 +414,14 @@ def _absent(rank: int, request: int, serial: int, state: State) -> Report:
     return Report(rank, request, serial, time.monotonic_ns() // 1000, state)
 
 
-def _resident_bytes(pid: int) -> int:
+def dumped_bytes(pid: int) -> int:
+    """Return how much of a process's memory its images may hold: none that is only a file's."""
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0  # it ended meanwhile
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    own = [line.split() for line in lines if line.startswith(("RssAnon:", "RssShmem:"))]
+    return sum(int(fields[1]) * 1024 for fields in own)
 
 
 def _uses_gpu(pid: int) -> bool:
