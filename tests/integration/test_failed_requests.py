@@ -5,18 +5,21 @@ import signal
 
 import pytest
 from faulty import mortal_criu, mounted, remount
-from running import JOBS, Run, by_rank, snapshots, unbroken
+from running import JOBS, by_rank, snapshots, unbroken
+from running import ForkedRun as Run
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
-JOB = ("ddp.py", "60", "0.05")
+STEPS = "120"
+SECONDS = "0.03"
 
 
 def fails_and_trains_on(folder, reason, *options, number=signal.SIGUSR2, env=None):
-    run = Run(folder, "--nproc-per-node=2", *options, JOBS / JOB[0], *JOB[1:], env=env)
+    script = (JOBS / "plain.py", STEPS, SECONDS)
+    run = Run(folder, "--nproc-per-node=2", *options, *script, env=env)
     run.wait_for_step(4).signal(number)
     run.wait_for(rf"torchmig-run: .* withdrawn, the job goes on: .*{reason}").finish()
-    assert by_rank(run.text) == unbroken(2, *JOB)
+    assert by_rank(run.text) == unbroken(2, "plain.py", STEPS)
     assert "Traceback" not in run.errors
     return run
 
@@ -39,7 +42,8 @@ def test_one_failure_after_the_other_and_then_it_works(tmp_path, criu):
         mounted(tmp_path / "work", "size=2g") as work,
     ):
         options = ("--nproc-per-node=2", f"--repo={disk}/repo", f"--work-dir={work}")
-        run = Run(tmp_path, *options, JOBS / JOB[0], *JOB[1:], may_end, env=env).wait_for_step(4)
+        script = (JOBS / "ddp.py", STEPS, SECONDS, may_end)
+        run = Run(tmp_path, *options, *script, env=env).wait_for_step(4)
 
         def fails(reason, number=signal.SIGUSR2):
             run.signal(number).wait_for(rf"torchmig-run: .* withdrawn, the job goes on: .*{reason}")
@@ -58,31 +62,34 @@ def test_one_failure_after_the_other_and_then_it_works(tmp_path, criu):
         after.unlink()
         assert "Traceback" not in run.errors
         assert snapshots(tmp_path, disk / "repo") == []
-        run.suspend()
+        run.signal(signal.SIGUSR1).wait_for("checkpointed into snapshot").suspend()
         may_end.touch()
         again = Run(tmp_path, f"--repo={disk}/repo", "--restore=latest").finish()
-        assert by_rank(run.text, again.text) == unbroken(2, *JOB)
+        assert by_rank(run.text, again.text) == unbroken(2, "ddp.py", STEPS)
 
 
-@pytest.mark.parametrize(
-    ("hold", "reason"),
-    [
-        ("io_uring", "io_uring, which CRIU cannot dump"),
-        ("tcp", "TCP connection to 127.0.0.1:"),
-        ("backend", r"it calls a Backend object by itself \(allreduce\)"),
-    ],
-)
-def test_a_rank_that_holds_what_cannot_be_dumped(tmp_path, hold, reason):
-    run = Run(tmp_path, "--nproc-per-node=2", JOBS / "holding.py", hold, "60")
-    run.wait_for("rank 0 step 4 ").signal(signal.SIGUSR2)
-    run.wait_for(rf"suspend of job .* withdrawn, the job goes on: .*rank 1: .*{reason}").finish()
+HELD = {
+    "io_uring": "io_uring, which CRIU cannot dump",
+    "tcp": "TCP connection to 127.0.0.1:",
+    "backend": r"it calls a Backend object by itself \(allreduce\)",
+}
+
+
+def test_a_rank_that_holds_what_cannot_be_dumped(tmp_path):
+    script = (JOBS / "holding.py", *HELD)
+    run = Run(tmp_path, "--nproc-per-node=2", *script, env={"ORDERS": str(tmp_path)})
+    for hold, reason in HELD.items():
+        run.wait_for(f"rank 1 {hold} step 4 ").signal(signal.SIGUSR2)
+        run.wait_for(rf"suspend of job .* withdrawn, the job goes on: .*rank 1: .*{reason}")
+        (tmp_path / f"drop-{hold}").touch()
+    run.finish()
     assert "Traceback" not in run.errors
-    assert by_rank(run.text) == unbroken(2, "holding.py", hold, "60")
+    assert by_rank(run.text) == unbroken(2, "holding.py", *HELD)
     assert snapshots(tmp_path) == []
 
 
 def test_what_is_half_written_is_not_listed(tmp_path):
-    run = Run(tmp_path, "--nproc-per-node=2", JOBS / JOB[0], *JOB[1:])
+    run = Run(tmp_path, "--nproc-per-node=2", JOBS / "plain.py", STEPS, SECONDS)
     run.wait_for_step(4).signal(signal.SIGUSR2).wait_for("torchmig: dump: in")
     os.kill(run.process.pid, signal.SIGKILL)
     run.wait()

@@ -52,20 +52,23 @@ def end(runs, code):
         assert run.wait() == code, f"{run.text}{run.errors}"
 
 
-@pytest.mark.parametrize(("rendezvous", "asked"), [("c10d", 1), ("static", 0)])
-def test_a_signal_to_either_agent_suspends_the_whole_job(tmp_path, rendezvous, asked):
-    script = (JOBS / "ddp.py", "40", "0.03")
-    first = start(tmp_path, rendezvous, "--nproc-per-node=2", *script)
-    first[0].wait_for_step(4)
-    for stand in dry_runs(first):
-        assert [rank["rank"] for rank in stand] == [0, 1, 2, 3]
-    first[asked].signal(signal.SIGUSR2)
-    end(first, 85)
-    assert len(snapshots(tmp_path)) == 1
-    second = start(tmp_path, rendezvous, "--restore=latest")
-    end(second, 0)
-    texts = [run.text for run in (*first, *second)]
-    assert by_rank(*texts) == unbroken(4, "ddp.py", "40", "0.03")
+def test_a_signal_to_either_agent_suspends_the_whole_job(tmp_path):
+    """And agents that have met in another way restore it."""
+    steps = "60"
+    runs = start(tmp_path, "c10d", "--nproc-per-node=2", JOBS / "plain.py", steps, "0.03")
+    texts = []
+    for step, asked, rendezvous in ((4, 1, "static"), (12, 0, "c10d")):
+        runs[0].wait_for_step(step)
+        for stand in dry_runs(runs):
+            assert [rank["rank"] for rank in stand] == [0, 1, 2, 3]
+        runs[asked].signal(signal.SIGUSR2)
+        end(runs, 85)
+        texts += [run.text for run in runs]
+        runs = start(tmp_path, rendezvous, "--restore=latest")
+    end(runs, 0)
+    assert len(snapshots(tmp_path)) == 2
+    texts += [run.text for run in runs]
+    assert by_rank(*texts) == unbroken(4, "plain.py", steps)
 
 
 def test_agents_that_would_restore_different_things_refuse(tmp_path):
@@ -89,7 +92,7 @@ def test_agents_that_would_restore_different_things_refuse(tmp_path):
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["coordinator", "other"])
 def test_an_agent_lost_in_a_request_leaves_no_snapshot_and_no_hang(tmp_path, lost):
-    script = (JOBS / "ddp.py", "4000", "0.03")
+    script = (JOBS / "plain.py", "4000", "0.03")
     runs = start(tmp_path, "static", "--nproc-per-node=1", "--deadline=20s", *script)
     runs[0].wait_for_step(4)
     runs[0].signal(signal.SIGUSR2).wait_for("torchmig: cut")

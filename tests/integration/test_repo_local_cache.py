@@ -34,14 +34,14 @@ def ids(address):
 def test_suspended_into_the_folder_and_uploaded_when_the_server_is_there(tmp_path, server):
     address, folder = f"s3://bucket-{secrets.token_hex(6)}/jobs", tmp_path / "cache"
     torchmig("init", "--repo", address)
-    options = ("--repo", address, "--local-cache", folder, "--grace", "15s")
-    job = ("--nproc-per-node=2", JOBS / "ddp.py", "60")
-    first = Run(tmp_path, *options, *job)
+    options = ("--repo", address, "--local-cache", folder)
+    job = ("--nproc-per-node=2", JOBS / "plain.py", "120", "0.02")
+    first = Run(tmp_path, *options, "--grace=60s", *job)
     first.wait_for_step(5).suspend()
     assert "t_uploaded" in first.errors
     assert ids(address) == ids(folder)
 
-    second = Run(tmp_path, *options, "--restore=latest")
+    second = Run(tmp_path, *options, "--grace=5s", "--restore=latest")
     second.wait_for_step(15)
     server.unavailable = 1 << 30
     # What is left of the grace period ends the wait for the server.
@@ -51,7 +51,7 @@ def test_suspended_into_the_folder_and_uploaded_when_the_server_is_there(tmp_pat
     assert len(ids(folder)) == 2
 
     third = Run(tmp_path, *options, "--restore=latest").finish()  # still without the server
-    assert by_rank(first.text, second.text, third.text) == unbroken(2, "ddp.py", "60")
+    assert by_rank(first.text, second.text, third.text) == unbroken(2, "plain.py", "120")
     server.unavailable = 0
     assert ids(address) == ids(folder)[:1]
     torchmig("copy", "--repo", folder, "--to", address)
@@ -63,7 +63,7 @@ def test_two_agents_upload_one_snapshot(tmp_path, server):
     address, folder = f"s3://bucket-{secrets.token_hex(6)}/jobs", tmp_path / "cache"
     torchmig("init", "--repo", address)
     options = ("--repo", address, "--local-cache", folder, "--nproc-per-node=1")
-    first = start(tmp_path, "static", *options, JOBS / "ddp.py", "30")
+    first = start(tmp_path, "static", *options, JOBS / "plain.py", "120", "0.02")
     first[0].wait_for_step(5)
     first[1].signal(signal.SIGUSR2)
     end(first, 85)
@@ -73,4 +73,4 @@ def test_two_agents_upload_one_snapshot(tmp_path, server):
     second = start(tmp_path, "static", *options[:-1], "--restore=latest")
     end(second, 0)
     texts = [run.text for run in (*first, *second)]
-    assert by_rank(*texts) == unbroken(2, "ddp.py", "30")
+    assert by_rank(*texts) == unbroken(2, "plain.py", "120")
