@@ -4,7 +4,8 @@ import re
 import signal
 
 import pytest
-from running import JOBS, Run, by_rank, torchmig, unbroken
+from running import JOBS, by_rank, torchmig, unbroken
+from running import ForkedRun as Run
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(300)]
 

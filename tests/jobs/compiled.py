@@ -3,9 +3,7 @@
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-from torch import nn
+from lean import dist, nn, torch
 
 STEPS = int(sys.argv[1])
 

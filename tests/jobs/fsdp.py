@@ -3,9 +3,7 @@
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-from torch import nn
+from lean import dist, nn, torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 

@@ -3,8 +3,7 @@
 import sys
 import time
 
-import torch
-from torch import nn
+from lean import nn, torch
 
 STEPS = int(sys.argv[1])
 TRAINS = sys.argv[2] != "inference"
