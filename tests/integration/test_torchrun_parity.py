@@ -246,6 +246,21 @@ def test_signals_to_the_launcher(tmp_path, name):
         )
 
 
+def test_signals_that_the_launcher_was_started_to_ignore(tmp_path):
+    """As by nohup, or in the background of a shell that has no jobs."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (1, 3)}
+    try:
+        arguments = ("--nproc-per-node=2", "--signals-to-handle=SIGTERM", REPORT)
+        runs = start_both(tmp_path, *arguments, start=Run)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    found = compare_ended(tmp_path, runs)
+    assert found.code == 0
+    for report, *_ in found.out.values():
+        assert {1, 3} <= set(report["ignored"])
+
+
 def test_a_function_in_the_launchers_own_interpreter(tmp_path):
     runs = start_both(tmp_path, "--nproc-per-node=2", "--run-path", REPORT, "a", "--b", start=Run)
     codes = [run.wait() for run in runs]

@@ -23,6 +23,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Collection
 from typing import Any
 
 CLONE_NEWNS = 0x00020000
@@ -73,10 +74,11 @@ def choose_pid() -> int:
     return LOWEST_PID + number % (HIGHEST_PID - LOWEST_PID + 1)
 
 
-def spawn(order: dict[str, Any]) -> int:
+def spawn(order: dict[str, Any], ignored: Collection[int]) -> int:
     """Start the rank as a session leader with its standard streams in files; return its pid.
 
-    The files are opened here, in the mount namespace that the rank and CRIU share.
+    The files are opened here, in the mount namespace that the rank and CRIU share. Signals that the
+    agent was started to ignore, as by nohup, are for the rank to ignore as well.
     """
     last_pid = os.open(LAST_PID_FILE, os.O_WRONLY)
     os.write(last_pid, str(choose_pid() - 1).encode())
@@ -87,7 +89,7 @@ def spawn(order: dict[str, Any]) -> int:
     try:
         os.setsid()
         for number in (*TERMINAL_SIGNALS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         null = os.open(os.devnull, os.O_RDONLY)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -108,8 +110,9 @@ def spawn(order: dict[str, Any]) -> int:
 class Init:
     """Pid 1: takes orders, reaps whatever becomes its child, reports the end of the rank."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, ignored: Collection[int]) -> None:
         self.channel = channel
+        self.ignored = ignored
         self.buffer = b""
         self.rank = 0
 
@@ -144,7 +147,7 @@ class Init:
     def obey(self, order: dict[str, Any]) -> None:
         """Do what the agent says."""
         if order["do"] == "spawn":
-            self.rank = spawn(order)
+            self.rank = spawn(order, self.ignored)
             self.say(pid=self.rank)
         elif order["do"] == "adopt":
             self.rank = order["pid"]
@@ -169,6 +172,7 @@ def main() -> None:
     """Run as described at the top."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
+    ignored = {number for number in TERMINAL_SIGNALS if signal.getsignal(number) is signal.SIG_IGN}
     for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -177,7 +181,7 @@ def main() -> None:
         channel.sendall(json.dumps({"failed": str(error)}).encode() + b"\n")
         os._exit(1)
     if child == 0:
-        Init(channel).run()
+        Init(channel, ignored).run()
     channel.close()
     os.waitpid(child, 0)
 
