@@ -1,6 +1,6 @@
 """Snapshots of jobs, kept as deduplicated, checked blobs in a store."""
 
-from torchmig.repo.advance import Advance
+from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.blob import Kind
 from torchmig.repo.depot import Depot
 from torchmig.repo.extents import Extent
@@ -27,4 +27,5 @@ __all__ = [
     "Writer",
     "WriterStats",
     "target_path",
+    "unheard",
 ]

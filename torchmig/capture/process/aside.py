@@ -29,7 +29,16 @@ import msgpack
 from torchmig.capture.process import images
 from torchmig.criu import Criu
 from torchmig.errors import ExitCode, TorchmigError, from_message, to_message
-from torchmig.repo import Advance, Depot, JobName, Manifest, RankSection, Stream, WriterStats
+from torchmig.repo import (
+    Advance,
+    Depot,
+    JobName,
+    Manifest,
+    RankSection,
+    Stream,
+    WriterStats,
+    unheard,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +65,7 @@ def store_images(
     Raises:
         TorchmigError: As it has been raised there.
     """
-    request = {"images": str(folder), "prefix": prefix, **_common(depot, criu)}
-    result = _ask(request, lambda size_bytes: None)
+    result = _ask(_request(depot, criu, folder, prefix), unheard)
     streams = [Stream.from_dict(item) for item in result["streams"]]
     return streams, WriterStats(**result["stats"])
 
@@ -85,16 +93,21 @@ def restore_images(
     Raises:
         TorchmigError: As it has been raised there.
     """
-    request = {"images": str(folder), "prefix": prefix, **_common(depot, criu)}
-    request |= {"section": section.to_dict(), "snapshot": snapshot}
-    _ask(request, advance)
+    request = _request(depot, criu, folder, prefix)
+    _ask({**request, "section": section.to_dict(), "snapshot": snapshot}, advance)
 
 
-def _common(depot: Depot, criu: Criu) -> dict[str, Any]:
-    folder = os.fspath(criu.pycriu_folder)
+def _request(depot: Depot, criu: Criu, folder: Path, prefix: str) -> dict[str, Any]:
+    """Return what `_tools` reads."""
     return {
         "depot": depot.to_dict(),
-        "criu": {"path": str(criu.path), "version": criu.version, "pycriu_folder": folder},
+        "criu": {
+            "path": str(criu.path),
+            "version": criu.version,
+            "pycriu_folder": str(criu.pycriu_folder),
+        },
+        "images": str(folder),
+        "prefix": prefix,
     }
 
 
