@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,24 +82,41 @@ def compare(kind: str, staging_bytes: int) -> dict[str, Any]:
         finally:
             job.kill()
         suspension.remove(images)
-        stock = suspension.Job(
-            kind, STEPS, folder / "stock", suspension.job_environment(arena=False), stop=2
-        )
-        try:
-            stock.wait_parked()
-            with stock.timed("release_total"):
-                stock.ask("close_nvml")
-                suspension.dump(stock, images)
-            with stock.timed("resume_total"):
-                suspension.undump(stock, images)
-                stock.ask("reopen_nvml")
-            stock.go()
-            assert stock.end() == unbroken
-        finally:
-            stock.kill()
+        beside = stock(kind, folder, unbroken)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return {"ours": job.times | job.sizes, "stock": stock.times | stock.sizes}
+    return {"ours": job.times | job.sizes, "stock": beside}
+
+
+def stock(
+    kind: str, folder: Path, unbroken: str, between: Callable[[Path], None] = lambda images: None
+) -> dict[str, Any]:
+    """Suspend and restore the job's process by driver and CRIU alone.
+
+    Args:
+        kind: Of the job.
+        folder: Takes it and its images.
+        unbroken: What the job's log has to be.
+        between: Called with the folder of the images before they are read again.
+    """
+    images = folder / "stock-images"
+    environment = suspension.job_environment(arena=False)
+    job = suspension.Job(kind, STEPS, folder / "stock", environment, stop=2)
+    try:
+        job.wait_parked()
+        with job.timed("release_total"):
+            job.ask("close_nvml")
+            suspension.dump(job, images)
+        between(images)
+        with job.timed("resume_total"):
+            suspension.undump(job, images)
+            job.ask("reopen_nvml")
+        job.go()
+        assert job.end() == unbroken
+    finally:
+        job.kill()
+        suspension.remove(images)
+    return {**job.times, **job.sizes}
 
 
 def row(name: str, figures: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.gpu_h200 import GIB, STEPS, suspension
+from benchmarks.gpu_h200 import GIB, STEPS, stock, suspension
 from benchmarks.jobs import PROGRAMS
 from torchmig.errors import ExitCode
 
@@ -102,46 +102,25 @@ def through_repository(kind: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def stock(kind: str, folder: Path) -> dict[str, Any]:
-    """Suspend and restore the job's process by driver and CRIU alone."""
-    environment = suspension.job_environment(arena=False)
-    images = folder / "images"
-    unbroken = suspension.Job(kind, STEPS, folder / "unbroken", environment).end()
-    job = suspension.Job(kind, STEPS, folder / "stock", environment, stop=2)
-    try:
-        job.wait_parked()
-        with job.timed("release"):
-            job.ask("close_nvml")
-            suspension.dump(job, images)
-        forget_pages(images)
-        with job.timed("resume"):
-            suspension.undump(job, images)
-            job.ask("reopen_nvml")
-        job.go()
-        assert job.end() == unbroken
-    finally:
-        job.kill()
-        suspension.remove(images)
-    return {**job.times, **job.sizes}
-
-
 def main(kinds: list[str]) -> None:
     """Measure the named jobs, or all, and print a table."""
     results: dict[str, Any] = {}
     for kind in kinds or ["fill16", "gpt"]:
         folder = Path(tempfile.mkdtemp(prefix="torchmig-bench-"))
         try:
-            beside = stock(kind, folder)
+            environment = suspension.job_environment(arena=False)
+            unbroken = suspension.Job(kind, STEPS, folder / "alone", environment).end()
+            beside = stock(kind, folder, unbroken, forget_pages)
             ours = through_repository(kind, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         results[kind] = {"ours": ours, "stock": beside}
         print(kind, results[kind], flush=True)
         print(
-            f"| {kind} | {beside['release']:.2f} s | {ours['release']:.2f} s "
-            f"({ours['gone']:.2f} s) | {beside['release'] / ours['release']:.1f} | "
-            f"{beside['resume']:.2f} s | {ours['resume']:.2f} s | "
-            f"{beside['resume'] / ours['resume']:.1f} | {beside['image'] / GIB:.2f} GiB | "
+            f"| {kind} | {beside['release_total']:.2f} s | {ours['release']:.2f} s "
+            f"({ours['gone']:.2f} s) | {beside['release_total'] / ours['release']:.1f} | "
+            f"{beside['resume_total']:.2f} s | {ours['resume']:.2f} s | "
+            f"{beside['resume_total'] / ours['resume']:.1f} | {beside['image'] / GIB:.2f} GiB | "
             f"{ours['stored_bytes'] / GIB:.2f} GiB |",
             flush=True,
         )

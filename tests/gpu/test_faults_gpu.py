@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faulty import executable, mortal_criu, mounted, remount
+from faulty import mortal_criu, mounted, python_program, remount
 from running import Run, by_rank, snapshots, unbroken
 
 pytestmark = [pytest.mark.gpu, pytest.mark.criu, pytest.mark.slow, pytest.mark.timeout(420)]
@@ -26,10 +26,7 @@ GOES_ON = "withdrawn, the job goes on: "
 
 def test_twenty_five_failed_requests_and_one_that_works(tmp_path, criu):
     fault, after, may_end = (tmp_path / name for name in ("fault", "after", "may-end"))
-    program = executable(
-        tmp_path / "torchmig-run",
-        f'#!/bin/sh\nexec {sys.executable} {HERE / "faulty_agent.py"} "$@"\n',
-    )
+    program = python_program(tmp_path / "torchmig-run", HERE / "faulty_agent.py")
     environment = {
         "FAULT": str(fault),
         "TORCHMIG_CRIU": str(mortal_criu(tmp_path / "usr", criu, after)),

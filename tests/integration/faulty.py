@@ -1,6 +1,7 @@
 """What tests break under a running job: its disks, and CRIU."""
 
 import subprocess
+import sys
 from contextlib import contextmanager
 
 
@@ -23,6 +24,11 @@ def executable(path, text):
     path.write_text(text)
     path.chmod(0o755)
     return path
+
+
+def python_program(path, script):
+    """Return a program that is a script of Python, whatever its name."""
+    return executable(path, f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
 
 
 def mortal_criu(folder, criu, after):

@@ -2,11 +2,10 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-from faulty import executable, mounted, remount
+from faulty import mounted, python_program, remount
 from job_processes import assert_nothing_left, processes, wait_until
 from running import JOBS, Run, by_rank, snapshots, unbroken
 
@@ -23,8 +22,7 @@ class Jobs:
         self.fault = folder / "fault"
         self.may_end = folder / "may-end"
         agent = Path(__file__).with_name("aside_agent.py")
-        text = f'#!/bin/sh\nexec {sys.executable} {agent} "$@"\n'
-        self.program = executable(folder / "torchmig-run", text)
+        self.program = python_program(folder / "torchmig-run", agent)
 
     def start(self, *options):
         env = {"FAULT": str(self.fault)}

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from faulty import executable, mounted, remount
+from faulty import executable, mounted, python_program, remount
 from job_processes import job_of
 from running import ForkedRun, Run, by_rank, snapshots, unbroken
 
@@ -70,10 +70,7 @@ def test_two_ranks_on_swapped_gpus_train_on_after_each_failure(tmp_path):
 
 def test_a_job_migrates_to_other_gpus(tmp_path):
     """By programs beside each other: `torchmig` starts the `torchmig-run` of its own folder."""
-    program = executable(
-        tmp_path / "bin" / "torchmig-run",
-        f'#!/bin/sh\nexec {sys.executable} {STAND_IN / "agent.py"} "$@"\n',
-    )
+    program = python_program(tmp_path / "bin" / "torchmig-run", STAND_IN / "agent.py")
     verbs = executable(
         program.with_name("torchmig"),
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(STAND_IN)!r})\nimport devices\n"

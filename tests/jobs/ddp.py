@@ -4,23 +4,13 @@ import sys
 import time
 from pathlib import Path
 
-from lean import DataLoader, Dataset, dist, nn, torch
+from batches import Numbers
+from lean import DataLoader, dist, nn, torch
 
 STEPS = int(sys.argv[1])
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 0.02
 # Without this file the last steps are not taken: the test decides when the job may end.
 MAY_END = Path(sys.argv[3]) if len(sys.argv) > 3 else None
-
-
-class Numbers(Dataset):
-    def __init__(self, rank):
-        self.rank = rank
-
-    def __len__(self):
-        return 100_000
-
-    def __getitem__(self, index):
-        return torch.randn(64, generator=torch.Generator().manual_seed(index * 100 + self.rank))
 
 
 def main():

@@ -55,10 +55,7 @@ def test_ranks_have_pids_that_are_high_and_not_those_of_other_ranks(tmp_path):
     assert min(chosen) >= 10000
     assert max(chosen) < 20000  # hosts with few pids have 32768
     assert len(set(chosen)) > 90
-    process = RankProcess()
-    process.spawn(
-        ["sh", "-c", "echo $$"], dict(os.environ), "/", tmp_path / "out", tmp_path / "err"
-    )
+    process = started(tmp_path, "sh", "-c", "echo $$")
     assert process.inner_pid >= 10000
     while process.poll() is None:
         time.sleep(0.01)
