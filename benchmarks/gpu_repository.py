@@ -2,8 +2,8 @@
 
 Beside the driver's checkpoint with CRIU of the same job to the same disk. Both images are out of
 the page cache before they are read. *Release* is from the stand until the GPU's memory is free and,
-in brackets, until the rank is gone; *resume* from the start of torchmig-run, its imports included,
-until the first new step.
+in brackets, until the rank is gone; *resume* is what torchmig-run reports as t_resume and, in
+brackets, from its start, imports included, until the first new step.
 
     python -m benchmarks.gpu_repository [fill16] [gpt]
 
@@ -29,6 +29,8 @@ from torchmig.errors import ExitCode
 JOB = machine.ROOT / "tests" / "gpu" / "multi_job.py"
 WAIT_SECONDS = 120.0
 TOUCH_SECONDS = 0.6  # for a GiB of staging, in the background
+PAUSE_SECONDS = 0.05  # after each step
+MARGIN_SECONDS = 15.0  # of steps, before and after the suspend
 
 
 class Life:
@@ -64,6 +66,11 @@ class Life:
         return [json.loads(line) for line in lines if line.startswith("{")]
 
 
+def say(kind: str, what: str) -> None:
+    """Say how far it is: a part takes minutes."""
+    print(f"{time.strftime('%H:%M:%S')} {kind}: {what}", file=sys.stderr, flush=True)
+
+
 def forget_pages(folder: Path) -> None:
     """Take the files below a folder out of the page cache."""
     for path in folder.rglob("*"):
@@ -75,20 +82,23 @@ def forget_pages(folder: Path) -> None:
 
 def through_repository(kind: str, folder: Path) -> dict[str, Any]:
     """Suspend and restore a job under torchmig-run."""
-    may_end, steps = folder / "may-end", 3 * STEPS
     gib = int(kind[4:]) + 1 if kind.startswith("fill") else 8
+    touching = gib * TOUCH_SECONDS
+    steps = int((touching + MARGIN_SECONDS) / PAUSE_SECONDS)
     options = ("torchmig-run", "--json", f"--staging={gib}G")
-    first = Life(folder, "first", *options, "--nproc-per-node=1", JOB, kind, steps, may_end)
+    job = ("--nproc-per-node=1", JOB, kind, steps, "")
+    first = Life(folder, "first", *options, *job, PAUSE_SECONDS)
     first.wait_for_steps(STEPS)
-    time.sleep(gib * TOUCH_SECONDS)
+    time.sleep(touching)
     first.process.send_signal(signal.SIGUSR2)
     suspended = first.end(ExitCode.SUSPENDED)[-1]
+    say(kind, f"suspended after {len(first.steps)} of {steps} steps")
     forget_pages(folder / "torchmig-repo")
     again = Life(folder, "again", *options, "--restore=latest")
     resume = again.wait_for_steps(1)
-    may_end.touch()
     messages = again.end(ExitCode.OK)
-    unbroken = Life(folder, "unbroken", "torchrun", "--nproc-per-node=1", JOB, kind, steps)
+    say(kind, "restored")
+    unbroken = Life(folder, "unbroken", "torchrun", *job, 0)
     unbroken.end(ExitCode.OK)
     assert first.steps + again.steps == unbroken.steps
     times = suspended["times"]
@@ -98,7 +108,12 @@ def through_repository(kind: str, folder: Path) -> dict[str, Any]:
         "release": times["t_gpu_free"] - times["t_cut"],
         "gone": times["t_release"] - times["t_cut"],
         "resume": resume,
-        "phases": {m["phase"]: m["seconds"] for m in messages if m.get("state") == "done"},
+        "t_resume": next(m["t_resume"] for m in messages if m.get("event") == "restored"),
+        "phases": [
+            (m["time"], m["phase"], m["state"], m["seconds"], m["bytes"])
+            for m in messages
+            if m["message_type"] == "status"
+        ],
     }
 
 
@@ -110,7 +125,9 @@ def main(kinds: list[str]) -> None:
         try:
             environment = suspension.job_environment(arena=False)
             unbroken = suspension.Job(kind, STEPS, folder / "alone", environment).end()
+            say(kind, "run")
             beside = stock(kind, folder, unbroken, forget_pages)
+            say(kind, "suspended and restored by driver and CRIU")
             ours = through_repository(kind, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -119,9 +136,9 @@ def main(kinds: list[str]) -> None:
         print(
             f"| {kind} | {beside['release_total']:.2f} s | {ours['release']:.2f} s "
             f"({ours['gone']:.2f} s) | {beside['release_total'] / ours['release']:.1f} | "
-            f"{beside['resume_total']:.2f} s | {ours['resume']:.2f} s | "
-            f"{beside['resume_total'] / ours['resume']:.1f} | {beside['image'] / GIB:.2f} GiB | "
-            f"{ours['stored_bytes'] / GIB:.2f} GiB |",
+            f"{beside['resume_total']:.2f} s | {ours['t_resume']:.2f} s "
+            f"({ours['resume']:.2f} s) | {beside['resume_total'] / ours['t_resume']:.1f} | "
+            f"{beside['image'] / GIB:.2f} GiB | {ours['stored_bytes'] / GIB:.2f} GiB |",
             flush=True,
         )
     print(machine.save("gpu_repository", results))

@@ -1,14 +1,16 @@
 """A training on GPUs of the named kind; every loss is printed bit for bit.
 
-    torchmig-run multi_job.py KIND[@DEVICE] STEPS [MAY_END [PAUSE]]
+    torchmig-run multi_job.py KIND[@DEVICE] STEPS [MAY_END [PAUSE [MOMENTS]]]
 
 Kinds: ddp (and a second group, DataLoader workers, pinned memory), fsdp (FSDP2), groups (subgroups,
 a device mesh, point-to-point, a group with both gloo and nccl), nccl-graph (a collective in a CUDA
 graph, which is refused), and those of gpu_job.py, for one rank. Each rank has a GPU of its own
 unless DEVICE names one for all. The last steps are not taken before the file MAY_END exists, unless
-it is empty. After each step the job sleeps for PAUSE seconds, by default 0.02.
+it is empty. After each step the job sleeps for PAUSE seconds, by default 0.02. Rank 0 leaves in the
+file MOMENTS when each of its steps was over, in seconds.
 """
 
+import json
 import os
 import sys
 import time
@@ -25,6 +27,7 @@ KIND, _, DEVICE = sys.argv[1].partition("@")
 STEPS = int(sys.argv[2])
 MAY_END = Path(sys.argv[3]) if sys.argv[3:] and sys.argv[3] else None
 PAUSE_SECONDS = float(sys.argv[4]) if sys.argv[4:] else 0.02
+MOMENTS = Path(sys.argv[5]) if sys.argv[5:] else None
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -171,12 +174,16 @@ def main():
     torch.use_deterministic_algorithms(True)
     kinds = {"ddp": Ddp, "fsdp": Fsdp, "groups": Groups, "long": Long, "nccl-graph": NcclGraph}
     job = kinds.get(KIND, Single)(rank, device)
+    moments = []
     for number in range(STEPS):
         loss = job.step(number)
         print(f"rank {rank} step {number} {loss.item().hex()}", flush=True)
+        moments.append(time.perf_counter())
         time.sleep(PAUSE_SECONDS)
         while number == STEPS - 5 and MAY_END is not None and not MAY_END.exists():
             time.sleep(0.01)
+    if MOMENTS is not None and rank == 0:
+        MOMENTS.write_text(json.dumps(moments))
     torch.cuda.synchronize()
     del job  # a communicator does not end before the graphs that hold its collectives
     if dist.is_initialized():

@@ -13,6 +13,7 @@ from faulty import executable, mounted, python_program, remount
 from job_processes import job_of
 from running import ForkedRun, Run, by_rank, snapshots, unbroken
 
+from torchmig.errors import ExitCode
 from torchmig.repo import Repository
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
@@ -123,6 +124,27 @@ def test_staging_smaller_than_the_memory_is_gone_through(tmp_path):
     for summary in snapshots(tmp_path):
         again = start(tmp_path, 1, f"--restore={summary['id']}", staging).finish()
         assert by_rank(run.text, again.text) == reference, summary["kind"]
+
+
+def test_gpu_memory_that_is_damaged_is_not_restored(tmp_path):
+    run = start(tmp_path, 1, job=("12", "80")).wait_for_step(2).suspend()
+    repository = Repository.open(str(tmp_path / "torchmig-repo"))
+    manifest = repository.load("latest")
+    (stream,) = (s for s in manifest.ranks[0].streams if s.name == "rank-0/gpu/0")
+    with repository.reader(manifest) as reader:
+        place = reader.locate(stream, reader.rows(stream)[-1])
+    (pack,) = (tmp_path / "torchmig-repo").rglob(place.pack_id.hex())
+    data = pack.read_bytes()
+    damaged = bytearray(data)
+    damaged[place.offset_bytes + place.stored_bytes // 2] ^= 1
+    pack.write_bytes(damaged)
+    refused = start(tmp_path, 1, "--restore=latest")
+    assert refused.wait() == ExitCode.INTEGRITY, refused.errors
+    assert "stream 'rank-0/gpu/0' of snapshot" in refused.errors
+    assert not by_rank(refused.text)
+    pack.write_bytes(data)
+    again = start(tmp_path, 1, "--restore=latest").finish()
+    assert by_rank(run.text, again.text) == unbroken(1, JOB, "12", "80")
 
 
 def test_gpus_that_do_not_do_are_refused_and_shared_ones_where_nobody_waits(tmp_path):

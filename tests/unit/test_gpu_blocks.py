@@ -58,11 +58,14 @@ def test_what_goes_in_comes_out(tmp_path_factory, sizes, devices, seed):
     blocks = [Block(devices[n], n << 32, size) for n, size in enumerate(sizes)]
     contents = [noise.choice([noise.randbytes, bytes])(size) for size in sizes]
     manifest, _ = commit(repository, [(blocks, contents)])
+    stored = gpu_blocks.StoredBlocks(blocks, manifest.ranks[0].streams, "rank-0/")
     with Staging(64 * MIB) as staging:
         (pieces,) = windows(blocks, staging.size_bytes)
+        with staging.view() as view:
+            view[:] = b"\xff" * len(view)
         with repository.reader(manifest) as reader:
-            streams = manifest.ranks[0].streams
-            gpu_blocks.restore(reader, streams, blocks, pieces, staging.fd, "rank-0/")
+            for some in (pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]):
+                stored.bring(reader, some, staging.fd)
         assert bytes_in(staging, pieces, len(blocks)) == contents
 
 
@@ -82,12 +85,8 @@ def test_a_snapshot_without_the_stream_is_damaged(tmp_path):
     repository = Repository.open(str(tmp_path), create=True)
     manifest, _ = commit(repository, [([Block(0, 0, 10)], [b"0123456789"])])
     streams = manifest.ranks[0].streams
-    with (
-        Staging(MIB) as staging,
-        repository.reader(manifest) as reader,
-        pytest.raises(IntegrityError, match="lacks the stream 'rank-0/gpu/3'"),
-    ):
-        gpu_blocks.restore(reader, streams, [Block(3, 0, 10)], [], staging.fd, "rank-0/")
+    with pytest.raises(IntegrityError, match="lacks the stream 'rank-0/gpu/3'"):
+        gpu_blocks.StoredBlocks([Block(3, 0, 10)], streams, "rank-0/")
 
 
 @pytest.mark.parametrize("state", [None, {}, [[1, 2]], [[1, 2, "3"]], [[True, 2, 3]], [1]])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from torchmig.agent.inflow import Inflow, Lane
 from torchmig.agent.link import RankLink
 from torchmig.capture.device import blocks as gpu_blocks
 from torchmig.capture.device import driver, gpus
@@ -29,7 +30,8 @@ log = logging.getLogger(__name__)
 
 COPY_SECONDS = 600.0
 WARM_EVERY_SECONDS = 5.0
-SMALLEST_WINDOW_BYTES = 64 << 20
+SMALLEST_STAGING_BYTES = 64 << 20
+READ_AHEAD_BYTES = 8 << 30  # about what is read while CRIU and the driver restore
 CONTEXT_BYTES = 1 << 30  # what a process takes on a GPU besides the allocator's memory
 STATE = "gpu"  # key in a rank's section
 
@@ -65,6 +67,7 @@ class RankGpu:
     limit_bytes: int | None = None  # of staging, where the user has set one
     # Where the bytes are that staging does not hold: how to read there, and the streams.
     spilled: tuple[Reading, list[Stream]] | None = None
+    lane: Lane | None = None  # on which the bytes of a snapshot come
     pids: list[int] = field(default_factory=list)  # what the driver has taken
     gpu_map: Mapping[UUID, UUID] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -118,19 +121,23 @@ class RankGpu:
 
     def _make_room(self) -> None:
         """Lay the blocks out in staging: in one window where memory allows, else in several."""
+        size = self._size_staging("checkpoint")
+        self.staging.grow(size)
+        self.windows = list(windows(self.blocks, size))
+
+    def _size_staging(self, action: str) -> int:
+        """Return how much of the blocks staging can hold at once; refuse where that is nothing."""
         room = 2 * PIECE_BYTES + sum(-(-block.size_bytes // 512) * 512 for block in self.blocks)
         most = self.staging.touched_bytes + available_bytes()
         if self.limit_bytes is not None:
             most = min(most, self.limit_bytes)
-        if most < min(room, SMALLEST_WINDOW_BYTES):
+        if most < min(room, SMALLEST_STAGING_BYTES):
             raise HostUnfitError(
-                f"cannot checkpoint: {format_size(self.live_bytes)} on GPUs are to be kept and "
+                f"cannot {action} {format_size(self.live_bytes)} on GPUs: "
                 f"staging can have {format_size(most)} of this host's memory; free some, or give "
-                f"'--staging' at least {format_size(SMALLEST_WINDOW_BYTES)} a rank"
+                f"'--staging' at least {format_size(SMALLEST_STAGING_BYTES)} a rank"
             )
-        size = min(room, most)
-        self.staging.grow(size)
-        self.windows = list(windows(self.blocks, size))
+        return min(room, most)
 
     def _spill(self, link: RankLink, depot: Depot) -> None:
         log.warning(
@@ -147,16 +154,20 @@ class RankGpu:
             streams = spill.close()
         self.spilled = (lambda: _reading_new(depot), streams)
 
-    def _bring_spilled(self, link: RankLink) -> None:
+    def _bring(self, link: RankLink, lane: Lane) -> None:
+        try:
+            for pieces in lane.arrivals():
+                self._copy(link, pieces, out=False)
+        finally:
+            lane.close()
+
+    def _read_spilled(self, prefix: str) -> Lane:
         assert self.spilled is not None
         reading, streams = self.spilled
-        with reading() as reader:
-            for window in self.windows:
-                self.staging.empty()
-                gpu_blocks.restore(
-                    reader, streams, self.blocks, window, self.staging.fd, f"rank-{link.rank}/"
-                )
-                self._copy(link, window, out=False)
+        stored = gpu_blocks.StoredBlocks(self.blocks, streams, prefix)
+        lane = Lane(stored, self.staging, self.staging.size_bytes)
+        Inflow([lane], reading).start()
+        return lane
 
     def _copy(self, link: RankLink, pieces: Sequence[Piece], *, out: bool) -> None:
         flat = []
@@ -174,8 +185,11 @@ class RankGpu:
             return
         begun = time.monotonic()
         link.call("device_regain", timeout_seconds=COPY_SECONDS)
-        if self.spilled is not None:
-            self._bring_spilled(link)
+        if self.lane is not None:
+            self._bring(link, self.lane)
+            self.lane = None
+        elif self.spilled is not None:
+            self._bring(link, self._read_spilled(f"rank-{link.rank}/"))
         else:
             self._copy(link, self.pieces, out=False)
         self.seconds["copy_in"] = time.monotonic() - begun
@@ -193,21 +207,21 @@ class RankGpu:
             return {}
         return {"facts": self.facts, "blocks": gpu_blocks.to_state(self.blocks)}
 
-    def take(self, section: RankSection, reading: Reading) -> None:
-        """Become what the section of a snapshot says; `load` brings the bytes.
+    def take(self, section: RankSection, ranks: int) -> None:
+        """Become what the section of a snapshot says; an `Inflow` brings the bytes.
 
         Args:
             section: The rank's.
-            reading: Opens a reader of the snapshot.
+            ranks: How many are restored on this node.
         """
         state = section.state.get(STATE) or {}
         self.facts = state.get("facts", {})
         if not self.in_use:
             return
         self.blocks = gpu_blocks.from_state(state["blocks"])
-        self._make_room()
-        if len(self.windows) > 1:
-            self.spilled = (reading, list(section.streams))
+        stored = gpu_blocks.StoredBlocks(self.blocks, section.streams, f"rank-{section.rank}/")
+        share = max(SMALLEST_STAGING_BYTES, READ_AHEAD_BYTES // ranks)
+        self.lane = Lane(stored, self.staging, min(share, self._size_staging("restore")))
         self.stage = GpuStage.SUSPENDED
 
     def adopt(self, pids: Sequence[int], gpu_map: Mapping[UUID, UUID]) -> None:
@@ -216,13 +230,10 @@ class RankGpu:
             self.pids = driver.using_gpus(pids)
             self.gpu_map = gpu_map
 
-    def load(self, reader: Reader, streams: Sequence[Stream], prefix: str) -> None:
-        """Bring the bytes from the repository into staging, where it holds them all."""
-        if self.in_use and self.spilled is None:
-            gpu_blocks.restore(reader, streams, self.blocks, self.pieces, self.staging.fd, prefix)
-
     def close(self) -> None:
         """Give staging back."""
+        if self.lane is not None:
+            self.lane.close()
         self.staging.close()
 
 

@@ -2,9 +2,9 @@
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,7 @@ from torchmig.agent import gpu as rank_gpu
 from torchmig.agent import gpu_places, workfolders
 from torchmig.agent.claims import Claim
 from torchmig.agent.gpu import RankGpu
+from torchmig.agent.inflow import Inflow
 from torchmig.agent.link import RankLink
 from torchmig.agent.node import Rank
 from torchmig.agent.ranks import RankFolder, RankProcess
@@ -166,7 +167,7 @@ class SnapshotStarter:
         undo.callback(gpu.close)
         if self.staging_bytes is not None:
             gpu.limit_bytes = self.staging_bytes // ranks
-        gpu.take(section, lambda: self.depot.reading(self.manifest))
+        gpu.take(section, ranks)
         return _Waiting(plan, section, folder, claim, gpu)
 
     def _restore_all(self, waiting: list[_Waiting], work: Path, undo: ExitStack) -> list[Rank]:
@@ -175,26 +176,22 @@ class SnapshotStarter:
             undo.callback(rank.end)
             return rank
 
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            # GPU bytes flow into staging while CRIU restores.
-            loading = pool.submit(self._load, waiting)
-            self._fetch([each.section for each in waiting], work)
-            with self.progress.phase("restore"):
-                ranks = together(restore, waiting)
-        loading.result()
-        return ranks
+        # GPU bytes flow into staging while CRIU restores, and on while the ranks take them.
+        lanes = [each.gpu.lane for each in waiting if each.gpu.lane is not None]
+        if lanes:
+            size = sum(each.gpu.live_bytes for each in waiting)
+            Inflow(lanes, lambda: self._loading(size)).start()
+        self._fetch([each.section for each in waiting], work)
+        with self.progress.phase("restore"):
+            return together(restore, waiting)
 
-    def _load(self, waiting: list[_Waiting]) -> None:
-        using = [each for each in waiting if each.gpu.in_use]
-        if not using:
-            return
-        size = sum(each.gpu.live_bytes for each in using)
+    @contextmanager
+    def _loading(self, size: int) -> Iterator[Reader]:
         with (
             self.progress.phase("load", size) as phase,
             self.depot.reading(self.manifest, phase.advance) as reader,
         ):
-            for each in using:
-                each.gpu.load(reader, each.section.streams, f"rank-{each.section.rank}/")
+            yield reader
 
     def _section(self, rank: int) -> RankSection:
         for section in self.manifest.ranks:

@@ -223,9 +223,13 @@ class Nearest(Reader):
         self._lock = threading.Lock()
 
     def restore(
-        self, stream: Stream, target: int | str | Path, mapping: Sequence[Mapping] | None = None
+        self,
+        stream: Stream,
+        target: int | str | Path,
+        mapping: Sequence[Mapping] | None = None,
+        extents: list[Row] | None = None,
     ) -> None:
-        self._for(stream).restore(stream, target, mapping)
+        self._for(stream).restore(stream, target, mapping, extents)
 
     def read(self, stream: Stream) -> bytes:
         return self._for(stream).read(stream)

@@ -76,7 +76,11 @@ class Reader:
         self._is_open = False
 
     def restore(
-        self, stream: Stream, target: int | str | Path, mapping: Sequence[Mapping] | None = None
+        self,
+        stream: Stream,
+        target: int | str | Path,
+        mapping: Sequence[Mapping] | None = None,
+        extents: list[Row] | None = None,
     ) -> None:
         """Write the bytes of `stream` into a file; holes stay holes.
 
@@ -87,9 +91,11 @@ class Reader:
             mapping: which part of the stream goes where in the file, in the order of stream
                 offsets, for streams whose offsets are addresses. The file's length is then the
                 caller's business, and bytes that no mapping names are left out.
+            extents: those of the stream that the mapping touches, from a caller who knows them: one
+                who takes a long stream in many parts does not want all looked through each time.
         """
         if isinstance(target, int):
-            self._restore_into(stream, target, mapping)
+            self._restore_into(stream, target, mapping, extents)
             return
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
@@ -98,7 +104,7 @@ class Reader:
             raise TorchmigError(f"cannot restore to {str(target)!r}: {error.strerror}") from error
         try:
             os.fchmod(fd, stream.mode & 0o7777)  # open() went through the umask
-            self._restore_into(stream, fd, mapping)
+            self._restore_into(stream, fd, mapping, extents)
         finally:
             os.close(fd)
 
@@ -226,8 +232,15 @@ class Reader:
         except IntegrityError as error:
             raise self._damaged(stream, str(error)) from error
 
-    def _restore_into(self, stream: Stream, fd: int, mapping: Sequence[Mapping] | None) -> None:
-        extents = self.rows(stream)
+    def _restore_into(
+        self,
+        stream: Stream,
+        fd: int,
+        mapping: Sequence[Mapping] | None,
+        extents: list[Row] | None,
+    ) -> None:
+        if extents is None:
+            extents = self.rows(stream)
         if mapping is None:
             os.ftruncate(fd, 0)
             os.ftruncate(fd, stream.size_bytes)

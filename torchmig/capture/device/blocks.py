@@ -5,15 +5,20 @@ depend on its bytes alone: data-parallel ranks, which hold equal tensors at what
 store them once.
 """
 
+import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from torchmig.capture.device.windows import Block, Piece
 from torchmig.errors import IntegrityError, SnapshotUnfitError
 from torchmig.repo import Kind, Mapping, Reader, Stream, Writer
 from torchmig.repo.blob import CHUNK_BYTES
+from torchmig.repo.extents import Row
 
 GPU = "gpu/"
+_ZEROS = memoryview(bytes(1 << 20))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +80,92 @@ class Spill:
         return [stream.close() for stream in self._streams.values()]
 
 
-def restore(
-    reader: Reader,
-    streams: Sequence[Stream],
-    blocks: Sequence[Block],
-    pieces: Sequence[Piece],
-    staging_fd: int,
-    prefix: str,
-) -> None:
-    """Bring pieces of the blocks into staging that holds zeros, which are not written again."""
-    placed = place(blocks)
-    by_name = {stream.name: stream for stream in streams}
-    for device in sorted({block.device for block in blocks}):
-        stream = by_name.get(f"{prefix}{GPU}{device}")
-        if stream is None:
-            raise IntegrityError(f"the snapshot lacks the stream '{prefix}{GPU}{device}'")
-        own = [piece for piece in pieces if blocks[piece.block].device == device]
-        if not own:
-            continue
-        reader.restore(stream, staging_fd, list(_mappings(placed, own)))
+class StoredBlocks:
+    """Blocks that lie in a repository."""
+
+    def __init__(self, blocks: Sequence[Block], streams: Sequence[Stream], prefix: str) -> None:
+        """Find the streams; nothing is read yet.
+
+        Args:
+            blocks: As `store` got them.
+            streams: Among them those that `store` has returned.
+            prefix: As `store` got it.
+
+        Raises:
+            IntegrityError: One of the streams is not there.
+        """
+        self.blocks = blocks
+        self._placed = place(blocks)
+        self._streams: dict[int, Stream] = {}
+        self._rows: dict[int, list[Row]] = {}
+        by_name = {stream.name: stream for stream in streams}
+        for device in sorted({block.device for block in blocks}):
+            name = f"{prefix}{GPU}{device}"
+            if name not in by_name:
+                raise IntegrityError(f"the snapshot lacks the stream '{name}'")
+            self._streams[device] = by_name[name]
+
+    def bring(self, reader: Reader, pieces: Sequence[Piece], staging_fd: int) -> None:
+        """Bring pieces of the blocks into staging, whatever lies there."""
+        for device, stream in self._streams.items():
+            mappings = [
+                Mapping(
+                    self._placed[piece.block].stream_offset + piece.block_offset,
+                    piece.size_bytes,
+                    piece.offset,
+                )
+                for piece in pieces
+                if self.blocks[piece.block].device == device
+            ]
+            if not mappings:
+                continue
+            if device not in self._rows:
+                self._rows[device] = reader.rows(stream)
+            rows = between(self._rows[device], mappings)
+            for offset, size in holes(rows, mappings):
+                _write_zeros(staging_fd, offset, size)
+            reader.restore(stream, staging_fd, mappings, rows)
 
 
-def _mappings(placed: Sequence[Placed], pieces: Sequence[Piece]) -> Iterator[Mapping]:
-    for piece in pieces:
-        start = placed[piece.block].stream_offset + piece.block_offset
-        yield Mapping(start, piece.size_bytes, piece.offset)
+def between(rows: list[Row], mappings: Sequence[Mapping]) -> list[Row]:
+    """Return the extents that lie between the begin of the first mapping and the end of the last.
+
+    Args:
+        rows: In the order of offsets.
+        mappings: In the order of stream offsets.
+    """
+    begin, end = mappings[0].offset_bytes, mappings[-1].offset_bytes + mappings[-1].size_bytes
+    first = bisect_right(rows, begin, key=itemgetter(0))
+    if first and rows[first - 1][0] + rows[first - 1][1] > begin:
+        first -= 1
+    return rows[first : bisect_left(rows, end, key=itemgetter(0))]
+
+
+def holes(rows: Sequence[Row], mappings: Sequence[Mapping]) -> Iterator[tuple[int, int]]:
+    """Yield what the mappings name and no extent has: where in the file, and how many bytes.
+
+    Args:
+        rows: In the order of offsets.
+        mappings: In the order of stream offsets.
+    """
+    number = 0
+    for mapping in mappings:
+        position, end = mapping.offset_bytes, mapping.offset_bytes + mapping.size_bytes
+        while position < end:
+            while number < len(rows) and rows[number][0] + rows[number][1] <= position:
+                number += 1
+            begin = min(rows[number][0], end) if number < len(rows) else end
+            if begin > position:
+                yield mapping.target_bytes + position - mapping.offset_bytes, begin - position
+            position = begin
+            if begin < end:
+                position = rows[number][0] + rows[number][1]
+
+
+def _write_zeros(fd: int, offset: int, size: int) -> None:
+    while size:
+        done = os.pwrite(fd, _ZEROS[:size], offset)
+        offset, size = offset + done, size - done
 
 
 def to_state(blocks: Sequence[Block]) -> list[list[int]]:

@@ -127,11 +127,6 @@ class Staging:
         with mmap.mmap(self._fd, self.size_bytes) as mapped, memoryview(mapped) as view:
             yield view
 
-    def empty(self) -> None:
-        """Make all of it zero again; its memory has to be found anew."""
-        with mmap.mmap(self._fd, self.size_bytes) as mapped:
-            mapped.madvise(mmap.MADV_REMOVE)
-
     @contextlib.contextmanager
     def offered(self, path: Path) -> Iterator[str]:
         """Hand the descriptor to whoever connects to a unix socket at `path` meanwhile.

@@ -1,0 +1,170 @@
+"""GPU blocks that are read ahead through a staging smaller than they are."""
+
+import hashlib
+import random
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchmig.agent.inflow import SLOTS, Inflow, Lane
+from torchmig.capture.device.blocks import StoredBlocks, place
+from torchmig.capture.device.staging import Staging
+from torchmig.capture.device.windows import PIECE_BYTES, Block
+from torchmig.errors import IntegrityError
+from torchmig.repo import JobName, Kind, Manifest, RankSection, Repository
+
+MIB = 1 << 20
+SMALL = 2 * PIECE_BYTES  # a lane of one slot
+
+
+def store(repository, ranks):
+    """Commit each rank's blocks; return the snapshot."""
+    sections = []
+    with repository.writer() as writer:
+        for rank, contents in enumerate(ranks):
+            stream = writer.stream(f"rank-{rank}/gpu/0", Kind.GPU_BLOCK)
+            for placed, data in zip(place(blocks_of(contents)), contents, strict=True):
+                stream.write(placed.stream_offset, data)
+            sections.append(RankSection(rank, "host", 1, [stream.close()]))
+    return repository.load(repository.commit(Manifest(JobName("job"), "suspend", ranks=sections)))
+
+
+def blocks_of(contents):
+    return [Block(0, number << 32, len(data)) for number, data in enumerate(contents)]
+
+
+def lane_of(manifest, rank, contents, staging, size=SMALL):
+    stored = StoredBlocks(blocks_of(contents), manifest.ranks[rank].streams, f"rank-{rank}/")
+    return Lane(stored, staging, size)
+
+
+def take(lane, staging, contents, pause=0.0):
+    """Return what arrives, put together again."""
+    found = [bytearray(len(data)) for data in contents]
+    with staging.view() as view:
+        for pieces in lane.arrivals():
+            time.sleep(pause)
+            for piece in pieces:
+                data = bytes(view[piece.offset : piece.offset + piece.size_bytes])
+                start = piece.block_offset
+                found[piece.block][start : start + piece.size_bytes] = data
+    lane.close()
+    return digests(found)
+
+
+def digests(contents):
+    """Return what tells contents apart; pytest would take minutes to compare them."""
+    return [hashlib.sha256(data).hexdigest() for data in contents]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 12 * MIB), min_size=1, max_size=5),
+    lane_bytes=st.sampled_from([1, SMALL, 3 * SMALL, SLOTS * SMALL]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_all_arrives_through_any_staging(tmp_path_factory, sizes, lane_bytes, seed):
+    """Two ranks, parts of whose blocks are zero, one slow; staging is dirty and used again."""
+    noise = random.Random(seed)
+    ranks = [
+        [
+            b"".join(noise.choice([noise.randbytes, bytes])(size // 4 + 1) for _ in range(4))
+            for size in sizes
+        ]
+        for _ in range(2)
+    ]
+    repository = Repository.open(str(tmp_path_factory.mktemp("repo")), create=True)
+    manifest = store(repository, ranks)
+    with Staging(64 * MIB) as first, Staging(64 * MIB) as second:
+        for staging in (first, second):
+            with staging.view() as view:
+                view[:] = b"\xff" * len(view)
+        both = [
+            lane_of(manifest, rank, ranks[rank], staging, lane_bytes)
+            for rank, staging in enumerate((first, second))
+        ]
+        Inflow(both, lambda: repository.reader(manifest)).start()
+        slow = []
+        thread = threading.Thread(
+            target=lambda: slow.append(take(both[1], second, ranks[1], pause=0.01))
+        )
+        thread.start()
+        assert take(both[0], first, ranks[0]) == digests(ranks[0])
+        thread.join()
+        assert slow == [digests(ranks[1])]
+
+
+def test_reading_stops_where_staging_is_full_and_ends_with_the_lanes(tmp_path):
+    repository = Repository.open(str(tmp_path), create=True)
+    contents = [random.Random(3).randbytes(40 * MIB)]
+    manifest = store(repository, [contents])
+    with Staging(0) as staging:
+        lane = lane_of(manifest, 0, contents, staging, 2 * SMALL)
+        inflow = Inflow([lane], lambda: repository.reader(manifest))
+        inflow.start()
+        arrivals = lane.arrivals()
+        next(arrivals)
+        inflow.join(0.5)
+        assert inflow.is_alive()
+        with staging.view() as view:
+            assert len(view) == 2 * SMALL
+        lane.close()
+        inflow.join(30)
+        assert not inflow.is_alive()
+
+
+def test_damage_reaches_whoever_waits(tmp_path):
+    repository = Repository.open(str(tmp_path), create=True)
+    contents = [random.Random(3).randbytes(20 * MIB)]
+    manifest = store(repository, [contents])
+    for pack in (tmp_path / "data").rglob("*"):
+        if pack.is_file():
+            data = bytearray(pack.read_bytes())
+            data[len(data) // 2] ^= 1
+            pack.chmod(0o600)
+            pack.write_bytes(data)
+    with Staging(0) as staging:
+        lane = lane_of(manifest, 0, contents, staging)
+        Inflow([lane], lambda: repository.reader(manifest)).start()
+        with pytest.raises(IntegrityError, match=r"'rank-0/gpu/0' of snapshot .* is damaged"):
+            list(lane.arrivals())
+        lane.close()
+
+
+def test_closing_waits_for_the_window_under_way(tmp_path):
+    """Its descriptor may be another file's as soon as staging is closed."""
+    repository = Repository.open(str(tmp_path), create=True)
+    contents = [random.Random(3).randbytes(8 * MIB)]
+    manifest = store(repository, [contents])
+    begun, go_on = threading.Event(), threading.Event()
+    with Staging(0) as staging:
+        lane = lane_of(manifest, 0, contents, staging)
+
+        @contextmanager
+        def reading():
+            with repository.reader(manifest) as reader:
+                original = reader.restore
+
+                def restore(*arguments):
+                    begun.set()
+                    assert go_on.wait(30)
+                    original(*arguments)
+
+                reader.restore = restore
+                yield reader
+
+        inflow = Inflow([lane], reading)
+        inflow.start()
+        assert begun.wait(30)
+        closing = threading.Thread(target=lane.close)
+        closing.start()
+        closing.join(0.3)
+        assert closing.is_alive()
+        go_on.set()
+        closing.join(30)
+        assert not closing.is_alive()
+        inflow.join(30)
