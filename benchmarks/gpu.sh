@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh PART...
 #
 # Parts, each of which ends inside eight minutes: build alone one two faults
-#        compare large repository steady
+#        compare large repository steady steady2
 # A line for each check and a table of figures come last; logs go to $OUT, or build/gpu.
 # CRIU is the one of TORCHMIG_CRIU or on PATH; wheels that are missing may lie in $WHEELS.
 set -u
@@ -25,7 +25,7 @@ install() {
     printf 'Metadata-Version: 2.1\nName: torchmig\nVersion: 0\n' > "$info/METADATA"
     printf '[torch.backends]\ntorchmig = torchmig.worker:autoload\n' > "$info/entry_points.txt"
     bin=$(python3 -c 'import pathlib, sys; print(pathlib.Path(sys.executable).parent)')
-    for program in torchmig-run:torchmig.agent.main torchmig:torchmig.commands._main; do
+    for program in torchmig-run:torchmig.agent.entry torchmig:torchmig.commands._main; do
         [ -e "$bin/${program%%:*}" ] && continue
         printf '#!%s\nimport sys\nfrom %s import main\nsys.exit(main())\n' \
             "$bin/python3" "${program#*:}" > "$bin/${program%%:*}"
@@ -55,12 +55,9 @@ for part in "$@"; do
         two) tests two tests/gpu -m multigpu ;;
         faults) tests faults tests/gpu/test_faults_gpu.py ;;
         repository) timeout 450 python3 -m benchmarks.gpu_repository > "$out/repository.log" 2>&1 ;;
-        steady)
-            timeout 300 python3 -m benchmarks.steady_state_gpu > "$out/steady.log" 2>&1 &&
-                if [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ]; then
-                    timeout 150 python3 -m benchmarks.steady_state_gpu --ranks 2 --rounds 3 \
-                        >> "$out/steady.log" 2>&1
-                fi
+        steady) timeout 450 python3 -m benchmarks.steady_state_gpu > "$out/steady.log" 2>&1 ;;
+        steady2)
+            timeout 450 python3 -m benchmarks.steady_state_gpu --ranks 2 --rounds 4 > "$out/$part.log" 2>&1
             ;;
         compare | large)
             jobs="copy fill16 gpt"
@@ -77,7 +74,7 @@ for part in "$@"; do
         alone | one | two | faults)
             grep -E "^(PASSED|FAILED|SKIPPED|ERROR|E  .*(torchmig-run:|Error))" "$out/$part.log" | cut -c1-250
             ;;
-        compare | large | repository | steady) figures="$figures$(grep -E '^(copy: out|\||.*: a step)' "$out/$part.log")
+        compare | large | repository | steady | steady2) figures="$figures$(grep -E '^(copy: out|\||.*: a step)' "$out/$part.log")
 " ;;
     esac
 done

@@ -7,7 +7,7 @@ brackets, from its start, imports included, until the first new step.
 
     python -m benchmarks.gpu_repository [fill16] [gpt]
 
-Needs what benchmarks.gpu_h200 needs. The losses of both have to be those of the unbroken run.
+Needs what benchmarks.gpu_h200 needs. The job's losses have to be those of an unbroken run.
 """
 
 import json
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.gpu_h200 import GIB, STEPS, stock, suspension
+from benchmarks.gpu_h200 import GIB, STEPS, stock
 from benchmarks.jobs import PROGRAMS
 from torchmig.errors import ExitCode
 
@@ -123,10 +123,7 @@ def main(kinds: list[str]) -> None:
     for kind in kinds or ["fill16", "gpt"]:
         folder = Path(tempfile.mkdtemp(prefix="torchmig-bench-"))
         try:
-            environment = suspension.job_environment(arena=False)
-            unbroken = suspension.Job(kind, STEPS, folder / "alone", environment).end()
-            say(kind, "run")
-            beside = stock(kind, folder, unbroken, forget_pages)
+            beside = stock(kind, folder, None, forget_pages)
             say(kind, "suspended and restored by driver and CRIU")
             ours = through_repository(kind, folder)
         finally:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
@@ -312,6 +313,22 @@ def _work_dir(where: Where) -> Check:
         cure = "name one with more space in TORCHMIG_WORK_DIR: a job's host memory goes there"
         return Check(name, State.WARNING, found, cure)
     return Check(name, State.OK, found)
+
+
+def available_bytes() -> int:
+    """Return how much memory this host, or the container that we are in, has left."""
+    available = 0
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # there is none, or it has no limit
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        available = min(available, limit - used)
+    if available <= 0:
+        raise HostUnfitError("cannot find out how much memory is available; name --staging")
+    return available
 
 
 def _existing(folder: Path) -> Path:

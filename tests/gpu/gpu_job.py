@@ -139,13 +139,13 @@ class Tokens(torch.utils.data.Dataset):
 
 
 class GptJob:
-    def __init__(self, compiled=False, workers=2):
+    def __init__(self, compiled=False, workers=2, batch=8):
         self.model = Gpt().cuda()
         self.run = torch.compile(self.model) if compiled else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
         self.scaler = torch.amp.GradScaler("cuda")
         self.batches = iter(
-            torch.utils.data.DataLoader(Tokens(), 8, num_workers=workers, pin_memory=True)
+            torch.utils.data.DataLoader(Tokens(), batch, num_workers=workers, pin_memory=True)
         )
 
     def step(self):

@@ -4,10 +4,10 @@
 
 Kinds: ddp (and a second group, DataLoader workers, pinned memory), fsdp (FSDP2), groups (subgroups,
 a device mesh, point-to-point, a group with both gloo and nccl), nccl-graph (a collective in a CUDA
-graph, which is refused), and those of gpu_job.py, for one rank. Each rank has a GPU of its own
-unless DEVICE names one for all. The last steps are not taken before the file MAY_END exists, unless
-it is empty. After each step the job sleeps for PAUSE seconds, by default 0.02. Rank 0 leaves in the
-file MOMENTS when each of its steps was over, in seconds.
+graph, which is refused), long, heavy, and those of gpu_job.py, for one rank. Each rank has a GPU of
+its own unless DEVICE names one for all. The last steps are not taken before the file MAY_END
+exists, unless it is empty. After each step the job sleeps for PAUSE seconds, by default 0.02. Rank
+0 leaves in the file MOMENTS when each of its steps was over, in seconds.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpu_job import make
+from gpu_job import GptJob, make
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -144,6 +144,20 @@ class Long:
         return self.x.sum()
 
 
+class Heavy:
+    """GPT-2 small with batches of 64, data-parallel: GPUs are what it waits for."""
+
+    def __init__(self, rank, device):
+        torch.manual_seed(3)
+        self.job = GptJob(batch=64)
+        if int(os.environ["WORLD_SIZE"]) > 1:
+            dist.init_process_group("nccl", device_id=device)
+            self.job.run = nn.parallel.DistributedDataParallel(self.job.model, device_ids=[device])
+
+    def step(self, number):
+        return self.job.step()
+
+
 class NcclGraph:
     """A CUDA graph with a collective in it."""
 
@@ -163,6 +177,16 @@ class NcclGraph:
         return self.y.sum()
 
 
+KINDS = {
+    "ddp": Ddp,
+    "fsdp": Fsdp,
+    "groups": Groups,
+    "long": Long,
+    "heavy": Heavy,
+    "nccl-graph": NcclGraph,
+}
+
+
 def main():
     rank = int(os.environ["LOCAL_RANK"])
     if DEVICE:
@@ -172,8 +196,7 @@ def main():
     device = torch.device("cuda", int(DEVICE or rank))
     torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True)
-    kinds = {"ddp": Ddp, "fsdp": Fsdp, "groups": Groups, "long": Long, "nccl-graph": NcclGraph}
-    job = kinds.get(KIND, Single)(rank, device)
+    job = KINDS.get(KIND, Single)(rank, device)
     moments = []
     for number in range(STEPS):
         loss = job.step(number)

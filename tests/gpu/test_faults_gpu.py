@@ -57,8 +57,7 @@ def test_twenty_five_failed_requests_and_one_that_works(tmp_path, criu):
             failures += 1
             number = signal.SIGUSR1 if failures % 2 else signal.SIGUSR2
             before = run.errors.count(GOES_ON)
-            run.signal(number)
-            run.wait_for(rf"(?s)({GOES_ON}.*){{{before + 1}}}")
+            run.signal(number).wait_for_count(GOES_ON, before + 1)
             said = run.errors.rsplit(GOES_ON, 1)[-1]
             assert reason in said, said
             step = int(run.text.split()[-2])

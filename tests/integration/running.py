@@ -68,6 +68,15 @@ class Run:
             time.sleep(0.01)
         return self
 
+    def wait_for_count(self, text, count, seconds=START_SECONDS):
+        """Wait until standard error has a text so often."""
+        deadline = time.monotonic() + seconds
+        while self.errors.count(text) < count:
+            assert self.process.poll() is None, f"ended before:\n{self.text}{self.errors}"
+            assert time.monotonic() < deadline, f"not {count} {text!r} in\n{self.errors}"
+            time.sleep(0.01)
+        return self
+
     def wait_for_step(self, step, seconds=START_SECONDS):
         return self.wait_for(rf"^rank \d+ step {step} ", seconds)
 

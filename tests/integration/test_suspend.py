@@ -59,7 +59,7 @@ def test_five_checkpoints_of_one_run_and_a_restore_from_the_middle(tmp_path):
     run.wait_for_step(8)
     for count in range(1, 6):
         run.signal(signal.SIGUSR1)
-        run.wait_for(rf"(?s)(checkpointed into snapshot.*){{{count}}}")
+        run.wait_for_count("checkpointed into snapshot", count)
     run.suspend()
     may_end.touch()
     reference = unbroken(2, "plain.py", "120")

@@ -20,9 +20,10 @@ from torchmig.agent.link import RankLink
 from torchmig.capture.device import blocks as gpu_blocks
 from torchmig.capture.device import driver, gpus
 from torchmig.capture.device.environment import has_gpu
-from torchmig.capture.device.staging import Staging, available_bytes, default_size
+from torchmig.capture.device.staging import Staging, default_size
 from torchmig.capture.device.windows import PIECE_BYTES, Block, Piece, windows
 from torchmig.errors import HostUnfitError
+from torchmig.host import available_bytes
 from torchmig.repo import Depot, RankSection, Reader, Repository, Stream, Writer
 from torchmig.units import format_size
 

@@ -19,7 +19,8 @@ from types import TracebackType
 import torch  # noqa: F401  (the extension is linked against its libraries)
 
 from torchmig import _C
-from torchmig.errors import HostUnfitError, TorchmigError
+from torchmig.errors import TorchmigError
+from torchmig.host import available_bytes
 
 log = logging.getLogger(__name__)
 
@@ -182,19 +183,3 @@ def default_size(ranks: int, gpu_bytes: int) -> int:
     return max(
         HUGE_PAGE_BYTES * 16, min(gpu_bytes, int(available_bytes() * DEFAULT_SHARE) // ranks)
     )
-
-
-def available_bytes() -> int:
-    """Return how much memory this host, or the container that we are in, has left."""
-    available = 0
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    for name, used in (("memory.max", "memory.current"),):
-        folder = Path("/sys/fs/cgroup")
-        with contextlib.suppress(OSError, ValueError):
-            limit = int((folder / name).read_text(encoding="ascii"))
-            available = min(available, limit - int((folder / used).read_text(encoding="ascii")))
-    if available <= 0:
-        raise HostUnfitError("cannot find out how much memory is available; name --staging")
-    return available
