@@ -277,22 +277,6 @@ def test_parts_of_files_at_addresses(repo, tmp_path, kind):
         assert file.read() == content
 
 
-def test_a_sparse_file(repo, tmp_path):
-    with (tmp_path / "sparse").open("w+b") as file:
-        file.truncate(1 << 34)
-        file.seek(1 << 33)
-        file.write(b"middle")
-        file.flush()
-        with repo.writer() as writer:
-            stream = writer.stream("sparse", "file")
-            stream.write_file(0, file.fileno(), 0, 1 << 34)
-            done = stream.close()
-    assert done.size_bytes == 1 << 34
-    assert writer.stats.read_bytes < MIB
-    with repo.reader() as reader:
-        assert reader.read_range(done, (1 << 33) - 2, 10) == b"\0\0middle\0\0"
-
-
 def test_a_file_that_is_too_short(repo, tmp_path):
     (tmp_path / "short").write_bytes(b"x" * 5 * MIB)
 

@@ -4,9 +4,7 @@ Callers write what they have, from a page to many gigabytes. Large writes are ha
 several threads while the caller waits; small ones are copied and hashed later.
 """
 
-import errno
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchmig.errors import TorchmigError, UsageError
@@ -87,8 +85,9 @@ class StreamWriter:
     def write_file(self, offset_bytes: int, fd: int, start_bytes: int, size_bytes: int) -> None:
         """Take in a part of a file, which the hashing threads read themselves.
 
-        Holes of the file are skipped. The file must not change and `fd` must stay open until the
-        stream is closed.
+        Holes of the file are read like anything else: to find the next one a tmpfs looks at every
+        page before it, so that many parts of one file would take time that grows with its square.
+        The file must not change and `fd` must stay open until the stream is closed.
 
         Args:
             offset_bytes: where the bytes belong in the stream.
@@ -96,8 +95,7 @@ class StreamWriter:
             start_bytes: where they begin in the file.
             size_bytes: how many there are; a file that ends before is an error.
         """
-        for begin, end in _data_parts(fd, start_bytes, start_bytes + size_bytes):
-            self._write_part(offset_bytes + begin - start_bytes, fd, begin, end - begin)
+        self._write_part(offset_bytes, fd, start_bytes, size_bytes)
         self._end = max(self._end, offset_bytes + size_bytes)
 
     def close(self, size_bytes: int | None = None) -> Stream:
@@ -220,25 +218,3 @@ def _read(fd: int, start_bytes: int, size_bytes: int) -> bytes:
             )
         data += more
     return data
-
-
-def _data_parts(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a file between two places that are no holes."""
-    position = start
-    while position < stop:
-        try:
-            begin = os.lseek(fd, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # only a hole is left, or nothing
-                if os.fstat(fd).st_size < stop:
-                    raise TorchmigError(
-                        f"cannot store a file: it ends before byte {stop}"
-                    ) from error
-                return
-            yield position, stop  # not every file system tells its holes
-            return
-        if begin >= stop:
-            return
-        end = min(stop, os.lseek(fd, begin, os.SEEK_HOLE))
-        yield begin, end
-        position = end
