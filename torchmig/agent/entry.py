@@ -1,17 +1,22 @@
 """Where `torchmig-run` begins.
 
-Importing torch takes seconds in which disks have nothing to do. A restore's bytes are read from
-its repository meanwhile, where that is a folder, so that they wait in the page cache.
+Importing torch takes seconds in which disks have nothing to do. What a restore needs is read from
+its repository meanwhile, where that is a folder, so that it lies in the page cache; by a process,
+since loading torch's libraries keeps the interpreter to itself.
 """
 
 import argparse
 import contextlib
+import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
 from torchmig.config import Group, add_options, fill
 from torchmig.errors import TorchmigError, UsageError
+from torchmig.host import available_bytes
 
 _SHARE = 0.5  # of the memory that is available
 
@@ -43,11 +48,21 @@ def read_ahead(argv: Sequence[str]) -> None:
     address = known.local_cache or str(known.repo)
     if "://" in address and not address.startswith("file:"):
         return
-    # Imported here, for restores alone, and by this thread: torch imports some of the same modules.
-    from torchmig.host import available_bytes
-    from torchmig.repo.readahead import ReadAhead
+    most = str(int(available_bytes() * _SHARE))
+    what = (address, known.restore, known.job or "", socket.gethostname())
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "torchmig.repo.readahead", *what, most],
+        stdin=subprocess.PIPE,  # it ends with us
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a terminal's signals are for us
+    )
+    threading.Thread(target=_wait, args=(process,), name="read-ahead", daemon=True).start()
 
-    ReadAhead(address, known.restore, known.job, int(available_bytes() * _SHARE)).start()
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    with process:
+        process.wait()
 
 
 class _Quiet(argparse.ArgumentParser):
