@@ -70,6 +70,7 @@ def compare(kind: str, staging_bytes: int) -> dict[str, Any]:
     try:
         ours = suspension.job_environment()
         unbroken = suspension.Job(kind, STEPS, folder / "unbroken", ours).end()
+        machine.say(f"{kind}: run unbroken")
         job = suspension.Job(kind, STEPS, folder / "ours", ours, stop=2)
         try:
             with suspension.new_staging(staging_bytes) as staging:
@@ -81,6 +82,7 @@ def compare(kind: str, staging_bytes: int) -> dict[str, Any]:
             assert job.end() == unbroken
         finally:
             job.kill()
+        machine.say(f"{kind}: suspended and restored")
         suspension.remove(images)
         beside = stock(kind, folder, unbroken)
     finally:
@@ -110,6 +112,7 @@ def stock(
         with job.timed("release_total"):
             job.ask("close_nvml")
             suspension.dump(job, images)
+        machine.say(f"{kind}: suspended by driver and CRIU")
         between(images)
         with job.timed("resume_total"):
             suspension.undump(job, images)

@@ -66,11 +66,6 @@ class Life:
         return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def say(kind: str, what: str) -> None:
-    """Say how far it is: a part takes minutes."""
-    print(f"{time.strftime('%H:%M:%S')} {kind}: {what}", file=sys.stderr, flush=True)
-
-
 def forget_pages(folder: Path) -> None:
     """Take the files below a folder out of the page cache."""
     for path in folder.rglob("*"):
@@ -92,12 +87,12 @@ def through_repository(kind: str, folder: Path) -> dict[str, Any]:
     time.sleep(touching)
     first.process.send_signal(signal.SIGUSR2)
     suspended = first.end(ExitCode.SUSPENDED)[-1]
-    say(kind, f"suspended after {len(first.steps)} of {steps} steps")
+    machine.say(f"{kind}: suspended after {len(first.steps)} of {steps} steps")
     forget_pages(folder / "torchmig-repo")
     again = Life(folder, "again", *options, "--restore=latest")
     resume = again.wait_for_steps(1)
     messages = again.end(ExitCode.OK)
-    say(kind, "restored")
+    machine.say(f"{kind}: restored")
     unbroken = Life(folder, "unbroken", "torchrun", *job, 0)
     unbroken.end(ExitCode.OK)
     assert first.steps + again.steps == unbroken.steps
@@ -124,7 +119,7 @@ def main(kinds: list[str]) -> None:
         folder = Path(tempfile.mkdtemp(prefix="torchmig-bench-"))
         try:
             beside = stock(kind, folder, None, forget_pages)
-            say(kind, "suspended and restored by driver and CRIU")
+            machine.say(f"{kind}: restored by driver and CRIU")
             ours = through_repository(kind, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

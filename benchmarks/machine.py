@@ -4,6 +4,8 @@ import json
 import os
 import platform
 import subprocess
+import sys
+import time
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +44,11 @@ def save(name: str, figures: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": describe(), **figures}, indent=2), encoding="utf-8")
     return path
+
+
+def say(what: str) -> None:
+    """Say how far a measurement is that takes minutes."""
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 def _driver() -> str | None:

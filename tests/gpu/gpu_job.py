@@ -8,7 +8,6 @@ and catches it), streams (side streams and events). After the step that FOLDER/p
 stands still, does what the files FOLDER/ask.N say, and goes on when told to.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -241,16 +240,22 @@ def make(kind):
 
 
 def digest(job):
-    torch.cuda.synchronize()
+    """Return what tells the job's tensors apart, worked out where they lie: there may be 32 GiB."""
     tensors = (
         list(job.model.state_dict().values()) if hasattr(job, "model") else list(vars(job).values())
     )
     flat = [t for item in tensors for t in (item if isinstance(item, list) else [item])]
-    total = hashlib.sha256()
-    for tensor in flat:
-        if isinstance(tensor, torch.Tensor):
-            total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
+    return [checksum(tensor) for tensor in flat if isinstance(tensor, torch.Tensor)]
+
+
+def checksum(tensor):
+    """Return a sum over all bytes, each with a weight of its own, modulo 2^64."""
+    if not tensor.numel():
+        return 0
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    data = nn.functional.pad(data, (0, -len(data) % 8)).view(torch.int64)
+    weights = torch.arange(1, 2 * len(data), 2, device=data.device) * 0x5851F42D4C957F2D
+    return ((data ^ (data >> 29)) * weights).sum().item()
 
 
 def main():
