@@ -63,9 +63,17 @@ class Progress(ABC):
         self.lock = threading.RLock()
 
     @contextmanager
-    def phase(self, name: str, total_bytes: int | None = None) -> Iterator[Phase]:
-        """Report what happens inside the ``with`` block; an exception ends the phase as failed."""
-        phase = Phase(name, total_bytes, self, time.monotonic())
+    def phase(
+        self, name: str, total_bytes: int | None = None, begun: float | None = None
+    ) -> Iterator[Phase]:
+        """Report what happens inside the ``with`` block; an exception ends the phase as failed.
+
+        Args:
+            name: What it is called.
+            total_bytes: How much is to be done, if that is known.
+            begun: When it has begun, by the monotonic clock, if that was earlier.
+        """
+        phase = Phase(name, total_bytes, self, time.monotonic() if begun is None else begun)
         with self.lock:
             self.begun(phase)
         try:

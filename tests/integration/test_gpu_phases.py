@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from faulty import executable, mounted, python_program, remount
-from job_processes import job_of
+from job_processes import assert_nothing_left, job_of
 from running import ForkedRun, Run, by_rank, snapshots, unbroken
 
 from torchmig.errors import ExitCode
@@ -145,6 +145,17 @@ def test_gpu_memory_that_is_damaged_is_not_restored(tmp_path):
     pack.write_bytes(data)
     again = start(tmp_path, 1, "--restore=latest").finish()
     assert by_rank(run.text, again.text) == unbroken(1, JOB, "12", "80")
+
+
+def test_a_loader_that_ends_early_is_replaced_and_a_second_one_missed(tmp_path):
+    run = start(tmp_path, 2).wait_for_step(5).suspend()
+    again = start(tmp_path, 2, "--restore=latest", faults="loader loaders")
+    assert again.wait() == 1
+    assert "the process that loads GPU memory has ended with -9" in again.errors
+    assert_nothing_left(tmp_path)
+    again = start(tmp_path, 2, "--restore=latest", faults="loader").wait_for("restored from")
+    let_fail(tmp_path, "")
+    assert by_rank(run.text, again.finish().text) == unbroken(2, JOB, STEPS)
 
 
 def test_gpus_that_do_not_do_are_refused_and_shared_ones_where_nobody_waits(tmp_path):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmig.capture.device.windows import ALIGNMENT_BYTES, PIECE_BYTES, Block, windows
+from torchmig.capture.device.windows import ALIGNMENT_BYTES, PIECE_BYTES, Block, Ring, windows
 
 SIZES = st.one_of(
     st.integers(1, 3 * ALIGNMENT_BYTES),
@@ -52,3 +52,26 @@ def test_all_in_one_window_where_it_fits():
 
 def test_nothing_makes_no_window():
     assert list(windows([], PIECE_BYTES)) == []
+
+
+@given(
+    sizes=st.lists(SIZES, max_size=30),
+    size_bytes=st.one_of(st.integers(1, 20 * PIECE_BYTES), st.integers(1, 1 << 40)),
+)
+def test_windows_that_are_there_together_do_not_touch(sizes, size_bytes):
+    blocks = [Block(0, number << 30, size) for number, size in enumerate(sizes)]
+    ring = Ring.lay_out(blocks, size_bytes)
+    assert ring.size_bytes <= max(size_bytes, 2 * PIECE_BYTES)
+    taken = []
+    for number in range(len(ring.windows)):
+        pieces = ring.pieces(number)
+        begin, end = pieces[0].offset, pieces[-1].offset + pieces[-1].size_bytes
+        assert end <= ring.size_bytes
+        del taken[: max(0, len(taken) - ring.slots + 1)]
+        assert all(end <= other[0] or begin >= other[1] for other in taken)
+        taken.append((begin, end))
+    moved = [piece for number in range(len(ring.windows)) for piece in ring.pieces(number)]
+    plain = [piece for window in windows(blocks, ring.window_bytes) for piece in window]
+    assert [(p.block, p.block_offset, p.size_bytes) for p in moved] == [
+        (p.block, p.block_offset, p.size_bytes) for p in plain
+    ]

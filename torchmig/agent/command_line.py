@@ -9,13 +9,14 @@ from torch.distributed import run as torchrun
 
 from torchmig.agent import workfolders
 from torchmig.agent.elastic import describe_launch
+from torchmig.agent.entry import depot_of
 from torchmig.agent.ranks import RankProcess, sweep
 from torchmig.agent.session import Settings
 from torchmig.config import Group, add_options, fill
 from torchmig.criu import Criu, find_criu, load_pycriu
 from torchmig.errors import HostUnfitError, SnapshotUnfitError, UsageError
 from torchmig.exit_codes import help_text
-from torchmig.repo import Depot, JobName, Manifest
+from torchmig.repo import JobName, Manifest
 
 PROGRAM = "torchmig-run"
 NO_ARENA = "TORCHMIG_NO_ARENA"
@@ -54,8 +55,7 @@ def parse(argv: list[str], arguments: argparse.Namespace) -> None:
 
 def load(arguments: argparse.Namespace) -> Manifest:
     """Return the snapshot that is to be restored."""
-    depot = Depot(_repo(arguments), _local_cache(arguments), arguments.local_cache_size)
-    manifest = depot.load(arguments.restore, arguments.job)
+    manifest = depot_of(arguments).load(arguments.restore, arguments.job)
     arguments.restored_id = manifest.id
     return manifest
 
@@ -118,7 +118,7 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         os.environ[NO_ARENA] = "1"  # for the library in the ranks
     return Settings(
         job=JobName(name, uuid.uuid4().hex[:12]),
-        repo=_repo(arguments),
+        depot=depot_of(arguments),
         runtime_dir=Path(arguments.runtime_dir),
         work_dir=arguments.work_dir,
         deadline_seconds=arguments.deadline,
@@ -128,8 +128,6 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         plain=plain,
         gpus=arguments.gpus,
         staging_bytes=arguments.staging,
-        local_cache=_local_cache(arguments),
-        local_cache_bytes=arguments.local_cache_size,
         grace_seconds=arguments.grace,
     )
 
@@ -184,13 +182,3 @@ def _require_room_for_sockets(runtime_dir: Path, job: str) -> None:
             f"{len(os.fsencode(longest)) - LONGEST_SOCKET_PATH} bytes: name a shorter folder with "
             "'--runtime-dir', or the job with '--job'"
         )
-
-
-def _local_cache(arguments: argparse.Namespace) -> str | None:
-    return str(Path(arguments.local_cache).resolve()) if arguments.local_cache else None
-
-
-def _repo(arguments: argparse.Namespace) -> str:
-    # Whoever asks this agent where its snapshots are may be in another folder.
-    address = str(arguments.repo)
-    return address if "://" in address else str(Path(address).absolute())

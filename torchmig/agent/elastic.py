@@ -16,6 +16,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from torchmig.agent.context import RankContext
+from torchmig.agent.loader import Loader
 from torchmig.agent.request import Outcome, Place
 from torchmig.agent.session import Meeting, Session, Settings, new_secret
 from torchmig.agent.start import ScriptStarter, SnapshotStarter, Starter, check_environment
@@ -39,6 +40,7 @@ class Life:
     settings: Settings
     restore: Manifest | None
     progress: Progress
+    loader: Loader | None  # which may have begun with what is restored
     on_session: Callable[[Session], None]
     on_restored: Callable[[], None]
     on_checkpointed: Callable[[Outcome], None]
@@ -185,6 +187,7 @@ class Agent(LocalElasticAgent):
             session.on_rank_ended,
             settings.gpus,
             settings.staging_bytes,
+            self._life.loader,
         )
 
     def _wake(self, worker_group: Any, session: Session, manifest: Manifest) -> None:

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from torchmig.agent.inflow import Inflow, Lane
+from torchmig.agent.inflow import Arrivals, Inflow, Lane
 from torchmig.agent.link import RankLink
+from torchmig.agent.loader import STATE, Loaded
 from torchmig.capture.device import blocks as gpu_blocks
 from torchmig.capture.device import driver, gpus
 from torchmig.capture.device.environment import has_gpu
-from torchmig.capture.device.staging import Staging, default_size
-from torchmig.capture.device.windows import PIECE_BYTES, Block, Piece, windows
-from torchmig.errors import HostUnfitError
-from torchmig.host import available_bytes
+from torchmig.capture.device.staging import Staging, default_size, require_room, room_for
+from torchmig.capture.device.windows import Block, Piece, Ring, windows
 from torchmig.repo import Depot, RankSection, Reader, Repository, Stream, Writer
 from torchmig.units import format_size
 
@@ -31,10 +30,7 @@ log = logging.getLogger(__name__)
 
 COPY_SECONDS = 600.0
 WARM_EVERY_SECONDS = 5.0
-SMALLEST_STAGING_BYTES = 64 << 20
-READ_AHEAD_BYTES = 8 << 30  # about what is read while CRIU and the driver restore
 CONTEXT_BYTES = 1 << 30  # what a process takes on a GPU besides the allocator's memory
-STATE = "gpu"  # key in a rank's section
 
 
 Reading: TypeAlias = Callable[[], AbstractContextManager[Reader]]
@@ -68,7 +64,7 @@ class RankGpu:
     limit_bytes: int | None = None  # of staging, where the user has set one
     # Where the bytes are that staging does not hold: how to read there, and the streams.
     spilled: tuple[Reading, list[Stream]] | None = None
-    lane: Lane | None = None  # on which the bytes of a snapshot come
+    arrivals: Arrivals | None = None  # the bytes of a snapshot
     pids: list[int] = field(default_factory=list)  # what the driver has taken
     gpu_map: Mapping[UUID, UUID] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -122,23 +118,10 @@ class RankGpu:
 
     def _make_room(self) -> None:
         """Lay the blocks out in staging: in one window where memory allows, else in several."""
-        size = self._size_staging("checkpoint")
+        most = require_room("checkpoint", self.blocks, self.staging.touched_bytes, self.limit_bytes)
+        size = min(room_for(self.blocks), most)
         self.staging.grow(size)
         self.windows = list(windows(self.blocks, size))
-
-    def _size_staging(self, action: str) -> int:
-        """Return how much of the blocks staging can hold at once; refuse where that is nothing."""
-        room = 2 * PIECE_BYTES + sum(-(-block.size_bytes // 512) * 512 for block in self.blocks)
-        most = self.staging.touched_bytes + available_bytes()
-        if self.limit_bytes is not None:
-            most = min(most, self.limit_bytes)
-        if most < min(room, SMALLEST_STAGING_BYTES):
-            raise HostUnfitError(
-                f"cannot {action} {format_size(self.live_bytes)} on GPUs: "
-                f"staging can have {format_size(most)} of this host's memory; free some, or give "
-                f"'--staging' at least {format_size(SMALLEST_STAGING_BYTES)} a rank"
-            )
-        return min(room, most)
 
     def _spill(self, link: RankLink, depot: Depot) -> None:
         log.warning(
@@ -155,20 +138,23 @@ class RankGpu:
             streams = spill.close()
         self.spilled = (lambda: _reading_new(depot), streams)
 
-    def _bring(self, link: RankLink, lane: Lane) -> None:
+    def _bring(self, link: RankLink, arrivals: Arrivals) -> None:
         try:
-            for pieces in lane.arrivals():
+            for pieces in arrivals:
                 self._copy(link, pieces, out=False)
         finally:
-            lane.close()
+            arrivals.close()
 
-    def _read_spilled(self, prefix: str) -> Lane:
+    def _read_spilled(self, prefix: str) -> Arrivals:
         assert self.spilled is not None
         reading, streams = self.spilled
+        ring = Ring.lay_out(self.blocks, self.staging.size_bytes)
+        self.staging.grow(ring.size_bytes)
         stored = gpu_blocks.StoredBlocks(self.blocks, streams, prefix)
-        lane = Lane(stored, self.staging, self.staging.size_bytes)
-        Inflow([lane], reading).start()
-        return lane
+        arrivals = Arrivals(ring, lambda: lane.empty(), lambda: lane.close())
+        lane = Lane(stored, ring, self.staging.fd, arrivals.filled)
+        Inflow([lane], reading, arrivals.fail).start()
+        return arrivals
 
     def _copy(self, link: RankLink, pieces: Sequence[Piece], *, out: bool) -> None:
         flat = []
@@ -186,9 +172,9 @@ class RankGpu:
             return
         begun = time.monotonic()
         link.call("device_regain", timeout_seconds=COPY_SECONDS)
-        if self.lane is not None:
-            self._bring(link, self.lane)
-            self.lane = None
+        if self.arrivals is not None:
+            self._bring(link, self.arrivals)
+            self.arrivals = None
         elif self.spilled is not None:
             self._bring(link, self._read_spilled(f"rank-{link.rank}/"))
         else:
@@ -208,21 +194,20 @@ class RankGpu:
             return {}
         return {"facts": self.facts, "blocks": gpu_blocks.to_state(self.blocks)}
 
-    def take(self, section: RankSection, ranks: int) -> None:
-        """Become what the section of a snapshot says; an `Inflow` brings the bytes.
+    def take(self, section: RankSection, loaded: Loaded | None) -> None:
+        """Become what the section of a snapshot says.
 
         Args:
             section: The rank's.
-            ranks: How many are restored on this node.
+            loaded: Where its bytes come, if it has used GPUs.
         """
         state = section.state.get(STATE) or {}
         self.facts = state.get("facts", {})
-        if not self.in_use:
+        if loaded is None:
             return
-        self.blocks = gpu_blocks.from_state(state["blocks"])
-        stored = gpu_blocks.StoredBlocks(self.blocks, section.streams, f"rank-{section.rank}/")
-        share = max(SMALLEST_STAGING_BYTES, READ_AHEAD_BYTES // ranks)
-        self.lane = Lane(stored, self.staging, min(share, self._size_staging("restore")))
+        self.blocks = list(loaded.blocks)
+        self.staging.close()
+        self.staging, self.arrivals = loaded.staging, loaded.arrivals
         self.stage = GpuStage.SUSPENDED
 
     def adopt(self, pids: Sequence[int], gpu_map: Mapping[UUID, UUID]) -> None:
@@ -233,8 +218,8 @@ class RankGpu:
 
     def close(self) -> None:
         """Give staging back."""
-        if self.lane is not None:
-            self.lane.close()
+        if self.arrivals is not None:
+            self.arrivals.close()
         self.staging.close()
 
 

@@ -1,78 +1,125 @@
-"""GPU memory on its way from a repository to restored ranks, window by window through staging.
+"""GPU memory on its way from a repository to a rank, window by window through staging.
 
 A rank takes its bytes when CRIU and the driver have brought it back. Until then they are read
-ahead, as far as its staging has room; from then on the rank empties windows about as fast as memory
-is written, and what was emptied is filled again. So a host needs memory for a few windows only, and
-finds it once: fresh memory costs more time than reading.
+ahead, as far as staging has room; from then on the rank empties windows about as fast as memory is
+written, and what was emptied is filled again. So less staging than GPU memory does, and what is
+used twice has to be found once: fresh memory can cost more time than reading.
+
+The half that fills and the half that takes may be in one process or in two: see loader.py.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 from torchmig.capture.device.blocks import StoredBlocks
-from torchmig.capture.device.staging import HUGE_PAGE_BYTES, Staging
-from torchmig.capture.device.windows import PIECE_BYTES, Piece, windows
+from torchmig.capture.device.windows import Piece, Ring
 from torchmig.repo import Reader
-
-SLOTS = 8
 
 
 class Lane:
-    """One rank's windows. `Inflow` fills them, `arrivals` gives them to the rank."""
+    """Fills one rank's windows."""
 
-    def __init__(self, stored: StoredBlocks, staging: Staging, size_bytes: int) -> None:
-        """Lay the windows out; nothing is read yet.
+    def __init__(
+        self, stored: StoredBlocks, ring: Ring, staging_fd: int, on_filled: Callable[[], object]
+    ) -> None:
+        """Prepare; nothing is read yet.
 
         Args:
             stored: What the rank gets.
-            staging: Its staging, of which no one else makes use meanwhile.
-            size_bytes: How much of that may be used, or a little more where it is tiny.
+            ring: How it lies in staging.
+            staging_fd: Of staging as long as the ring, of which nobody else makes use meanwhile.
+            on_filled: Called when the next window is there.
         """
-        window = max(2 * PIECE_BYTES, -(-size_bytes // SLOTS))
-        window = -(-window // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        self._slots = max(1, size_bytes // window)
-        self._window_bytes = window
+        self.changed = threading.Condition()
+        self.begun = 0  # windows that have been filled or are being filled
         self._stored = stored
-        self._staging = staging
-        self._windows = list(windows(stored.blocks, window))
-        self._changed = threading.Condition()
-        self._filled = 0
+        self._ring = ring
+        self._staging_fd = staging_fd
+        self._on_filled = on_filled
         self._emptied = 0
         self._is_filling = False
         self._is_closed = False
-        self._error: BaseException | None = None
-        staging.grow(self._slots * window)
 
-    def __len__(self) -> int:
-        """Return the number of windows."""
-        return len(self._windows)
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is to be filled any more."""
+        return self._is_closed or self.begun == len(self._ring.windows)
 
-    def fill(self, reader: Reader, number: int) -> None:
-        """Bring a window's bytes, as soon as there is room for it; windows come in order."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or number - self._emptied < self._slots)
+    @property
+    def has_room(self) -> bool:
+        """Whether the next window can be filled now."""
+        return not self.is_over and self.begun - self._emptied < self._ring.slots
+
+    def fill(self, reader: Reader) -> None:
+        """Bring the next window's bytes; there has to be room."""
+        with self.changed:
             if self._is_closed:
                 return
             self._is_filling = True
+            number = self.begun
+            self.begun += 1
         try:
-            self._stored.bring(reader, self._placed(number), self._staging.fd)
+            self._stored.bring(reader, self._ring.pieces(number), self._staging_fd)
         finally:
-            with self._changed:
+            with self.changed:
                 self._is_filling = False
-                self._changed.notify_all()
+                self.changed.notify_all()
+        self._on_filled()
+
+    def empty(self) -> None:
+        """Take note that the rank has taken one window more."""
+        with self.changed:
+            self._emptied += 1
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Have nothing written to staging any more; may be called twice."""
+        with self.changed:
+            self._is_closed = True
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: not self._is_filling)
+
+
+class Arrivals:
+    """Gives a rank its windows as they come."""
+
+    def __init__(
+        self, ring: Ring, on_emptied: Callable[[], None], on_close: Callable[[], None]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            ring: How what comes lies in staging.
+            on_emptied: Called when a window has been taken, so that its place may be filled anew.
+            on_close: Called when no more is wanted; nothing is written to staging after it.
+        """
+        self.close = on_close
+        self._ring = ring
+        self._on_emptied = on_emptied
+        self._changed = threading.Condition()
+        self._filled = 0
+        self._error: BaseException | None = None
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self._ring.windows)
+
+    def filled(self) -> int:
+        """Take note that the next window is there; return how many bytes that are."""
         with self._changed:
-            self._filled = number + 1
+            window = self._ring.windows[self._filled]
+            self._filled += 1
             self._changed.notify_all()
+        return sum(piece.size_bytes for piece in window)
 
     def fail(self, error: BaseException) -> None:
         """Let whoever waits for a window have an error instead."""
         with self._changed:
-            self._error = error
+            self._error = self._error or error
             self._changed.notify_all()
 
-    def arrivals(self) -> Iterator[list[Piece]]:
+    def __iter__(self) -> Iterator[list[Piece]]:
         """Yield each window's pieces, at their places in staging, as they come.
 
         A window's place is filled anew when the next one is asked for.
@@ -80,49 +127,51 @@ class Lane:
         Raises:
             TorchmigError: What has stopped the reading.
         """
-        for number in range(len(self._windows)):
-            self._wait_filled(number)
-            yield self._placed(number)
+        for number in range(len(self._ring.windows)):
+            self._wait_for(number)
+            yield self._ring.pieces(number)
+            self._on_emptied()
 
-    def close(self) -> None:
-        """Have nothing written to staging any more; may be called twice."""
+    def _wait_for(self, number: int) -> None:
         with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._is_filling)
-
-    def _wait_filled(self, number: int) -> None:
-        """Give up the windows before this one, and wait for it."""
-        with self._changed:
-            self._emptied = number
-            self._changed.notify_all()
             self._changed.wait_for(lambda: self._filled > number or self._error is not None)
             if self._filled <= number and self._error is not None:
                 raise self._error
 
-    def _placed(self, number: int) -> list[Piece]:
-        start = number % self._slots * self._window_bytes
-        return [replace(piece, offset=start + piece.offset) for piece in self._windows[number]]
-
 
 class Inflow(threading.Thread):
-    """Reads for the lanes of a node, in turns, until each is full, has got all, or is closed."""
+    """Fills lanes, whichever has room and is behind, until each has got all or is closed."""
 
     def __init__(
-        self, lanes: Sequence[Lane], reading: Callable[[], AbstractContextManager[Reader]]
+        self,
+        lanes: Sequence[Lane],
+        reading: Callable[[], AbstractContextManager[Reader]],
+        on_error: Callable[[Exception], None],
     ) -> None:
         super().__init__(name="inflow", daemon=True)
         self._lanes = list(lanes)
         self._reading = reading
+        self._on_error = on_error
+        self._changed = threading.Condition()
+        for lane in lanes:
+            lane.changed = self._changed
 
     def run(self) -> None:
         """Read until the end, or hand what has gone wrong to those who wait."""
         try:
             with self._reading() as reader:
-                for number in range(max(map(len, self._lanes), default=0)):
-                    for lane in self._lanes:
-                        if number < len(lane):
-                            lane.fill(reader, number)
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            for lane in self._lanes:
-                lane.fail(error)
+                while (lane := self._next()) is not None:
+                    lane.fill(reader)
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            self._on_error(error)
+
+    def _next(self) -> Lane | None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    any(lane.has_room for lane in self._lanes)
+                    or all(lane.is_over for lane in self._lanes)
+                )
+            )
+            ready = [lane for lane in self._lanes if lane.has_room]
+        return min(ready, key=lambda lane: lane.begun, default=None)

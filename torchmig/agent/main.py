@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torchmig.agent.command_line import PROGRAM, load, make_settings, parse, take_over
 from torchmig.agent.control import ControlServer, socket_path
 from torchmig.agent.elastic import Agent, Life, SuspendedError
+from torchmig.agent.loader import Loader
 from torchmig.agent.request import Kind, Outcome
 from torchmig.agent.session import Session, Settings
 from torchmig.console import run_program
@@ -31,10 +32,15 @@ from torchmig.units import format_size
 log = logging.getLogger("torchmig")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program and return its exit code."""
+def main(argv: list[str] | None = None, loader: Loader | None = None) -> int:
+    """Run the program and return its exit code.
+
+    Args:
+        argv: Its arguments; by default the process's.
+        loader: Loads what these arguments restore, as far as that could be said beforehand.
+    """
     gc.freeze()  # at the end the collector would go through all of torch, a third of a second
-    program = Program()
+    program = Program(loader)
     given = sys.argv[1:] if argv is None else argv
     return run_program(lambda: program.run(given), PROGRAM, program.arguments)
 
@@ -42,8 +48,9 @@ def main(argv: list[str] | None = None) -> int:
 class Program:
     """One run of the command line."""
 
-    def __init__(self) -> None:
+    def __init__(self, loader: Loader | None) -> None:
         self.begun = time.monotonic()
+        self.loader = loader
         self.arguments = argparse.Namespace()
         self.session: Session | None = None
         self.control: ControlServer | None = None
@@ -69,6 +76,7 @@ class Program:
             settings=settings,
             restore=manifest,
             progress=make_progress(arguments.json, arguments.quiet),
+            loader=self.loader,
             on_session=self._on_session,
             on_restored=self._on_restored,
             on_checkpointed=lambda outcome: self._report(outcome, "checkpointed"),
@@ -207,8 +215,8 @@ class Program:
             "pids": [],
             "state": "running",
             "last_snapshot": "",
-            "repo": settings.repo,
-            "local_cache": settings.local_cache,
+            "repo": settings.depot.address,
+            "local_cache": settings.depot.cache,
             "unfit": settings.unfit,
         }
 

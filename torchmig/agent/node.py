@@ -25,6 +25,7 @@ from torchmig.agent import gpu_places, workfolders
 from torchmig.agent.claims import Claim
 from torchmig.agent.gpu import GpuStage, RankGpu
 from torchmig.agent.link import RankGoneError, RankLink
+from torchmig.agent.loader import STATE
 from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.agent.workfolders import WorkFolder
 from torchmig.capture import files, folders
@@ -295,7 +296,7 @@ class Node:
             "files": [file.to_dict() for file in rank.written],
             "needs": [file.to_dict() for file in rank.needed],
             "folders": rank.occupied,
-            rank_gpu.STATE: rank.gpu.state(),
+            STATE: rank.gpu.state(),
         }
         return RankSection(rank.rank, self.host, rank.process.inner_pid, streams, state)
 

@@ -42,7 +42,7 @@ class Settings:
     """What the command line says."""
 
     job: JobName
-    repo: str
+    depot: Depot  # where snapshots go
     runtime_dir: Path
     work_dir: str | None
     deadline_seconds: float
@@ -52,14 +52,7 @@ class Settings:
     plain: bool = False  # ranks are started by torch itself, without namespaces
     gpus: str | None = None  # where GPU ranks are restored
     staging_bytes: int | None = None  # None: as much as the ranks use on GPUs
-    local_cache: str | None = None  # folder in front of the repository
-    local_cache_bytes: int | None = None
     grace_seconds: float | None = None  # how long a suspend may take with its upload
-
-    @property
-    def depot(self) -> Depot:
-        """Where snapshots go."""
-        return Depot(self.repo, self.local_cache, self.local_cache_bytes)
 
 
 @dataclass
@@ -218,8 +211,8 @@ class Session:
             else [],
             "state": self.state,
             "last_snapshot": self.last_snapshot,
-            "repo": self.settings.repo,
-            "local_cache": self.settings.local_cache,
+            "repo": self.settings.depot.address,
+            "local_cache": self.settings.depot.cache,
             "unfit": self.settings.unfit,
         }
 

@@ -2,9 +2,9 @@
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,8 +15,8 @@ from torchmig.agent import gpu as rank_gpu
 from torchmig.agent import gpu_places, workfolders
 from torchmig.agent.claims import Claim
 from torchmig.agent.gpu import RankGpu
-from torchmig.agent.inflow import Inflow
 from torchmig.agent.link import RankLink
+from torchmig.agent.loader import Loaded, Loader, Request, uses_gpus
 from torchmig.agent.node import Rank
 from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.capture import files, folders
@@ -25,7 +25,7 @@ from torchmig.capture.device.staging import Staging
 from torchmig.capture.process import aside, images, trees
 from torchmig.criu import Criu
 from torchmig.cut import Report
-from torchmig.errors import SnapshotUnfitError
+from torchmig.errors import SnapshotUnfitError, TorchmigError
 from torchmig.progress import Progress
 from torchmig.repo import Advance, Depot, Manifest, RankSection, Reader
 from torchmig.together import together
@@ -133,6 +133,7 @@ class SnapshotStarter:
     on_ended: Callable[[int], None]
     gpus: str | None = None  # where GPU ranks go, as `--gpus` has it
     staging_bytes: int | None = None  # for all ranks of this node together
+    loader: Loader | None = None  # which may have begun with this snapshot
 
     def start(self, plans: list[RankPlan]) -> list[Rank]:
         """Restore all; if one fails, none is left."""
@@ -140,8 +141,9 @@ class SnapshotStarter:
         what = f"snapshot {self.manifest.id[:8]}"
         gpu_maps = gpu_places.plan_restore(sections, self.gpus, what)
         with ExitStack() as undo:
+            loaded = self._load(sections, undo)
             waiting = [
-                self._prepare(plan, section, len(plans), undo)
+                self._prepare(plan, section, loaded.get(plan.rank), undo)
                 for plan, section in zip(plans, sections, strict=True)
             ]
             work = workfolders.make(self.work_dir)
@@ -157,17 +159,38 @@ class SnapshotStarter:
             undo.pop_all()
         return ranks
 
+    def _load(self, sections: Sequence[RankSection], undo: ExitStack) -> dict[int, Loaded]:
+        """Have the GPU memory of ranks loaded, if that has not begun before."""
+        loader, self.loader = self.loader, None
+        if loader is not None:
+            undo.callback(loader.close)
+            with suppress(LookupError, TorchmigError):  # tried again below
+                return loader.loaded(self.manifest, sections, self.progress)
+            loader.close()
+        if not any(uses_gpus(section) for section in sections):
+            return {}
+        loader = Loader(
+            Request(
+                depot=self.depot.to_dict(),
+                reference=self.manifest.id,
+                job=None,
+                ranks=[section.rank for section in sections],
+                host="",
+                staging_bytes=self.staging_bytes,
+            )
+        )
+        undo.callback(loader.close)
+        return loader.loaded(self.manifest, sections, self.progress)
+
     def _prepare(
-        self, plan: RankPlan, section: RankSection, ranks: int, undo: ExitStack
+        self, plan: RankPlan, section: RankSection, loaded: Loaded | None, undo: ExitStack
     ) -> _Waiting:
         folder = RankFolder(Path(section.state["folder"]))
         claim = folder.claim()
         undo.callback(claim.release)
         gpu = new_gpu(folder)
         undo.callback(gpu.close)
-        if self.staging_bytes is not None:
-            gpu.limit_bytes = self.staging_bytes // ranks
-        gpu.take(section, ranks)
+        gpu.take(section, loaded)
         return _Waiting(plan, section, folder, claim, gpu)
 
     def _restore_all(self, waiting: list[_Waiting], work: Path, undo: ExitStack) -> list[Rank]:
@@ -176,22 +199,9 @@ class SnapshotStarter:
             undo.callback(rank.end)
             return rank
 
-        # GPU bytes flow into staging while CRIU restores, and on while the ranks take them.
-        lanes = [each.gpu.lane for each in waiting if each.gpu.lane is not None]
-        if lanes:
-            size = sum(each.gpu.live_bytes for each in waiting)
-            Inflow(lanes, lambda: self._loading(size)).start()
         self._fetch([each.section for each in waiting], work)
         with self.progress.phase("restore"):
             return together(restore, waiting)
-
-    @contextmanager
-    def _loading(self, size: int) -> Iterator[Reader]:
-        with (
-            self.progress.phase("load", size) as phase,
-            self.depot.reading(self.manifest, phase.advance) as reader,
-        ):
-            yield reader
 
     def _section(self, rank: int) -> RankSection:
         for section in self.manifest.ranks:

@@ -188,7 +188,7 @@ def _receive(path: str) -> int:
             connection.connect(path)
         except OSError as error:
             raise RuntimeError(f"no staging at '{path}': {error.strerror}") from error
-        _, fds, _, _ = socket.recv_fds(connection, 16, 1)
+        _, fds, _, _ = socket.recv_fds(connection, 16, 1, socket.MSG_CMSG_CLOEXEC)
     if len(fds) != 1:
         raise RuntimeError(f"no staging was handed out at '{path}'")
     return fds[0]

@@ -12,37 +12,39 @@ import mmap
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import torch  # noqa: F401  (the extension is linked against its libraries)
-
-from torchmig import _C
-from torchmig.errors import TorchmigError
+from torchmig.capture.device.windows import ALIGNMENT_BYTES, PIECE_BYTES, Block
+from torchmig.errors import HostUnfitError, TorchmigError
 from torchmig.host import available_bytes
+from torchmig.units import format_size
 
 log = logging.getLogger(__name__)
 
 HUGE_PAGE_BYTES = 2 << 20
 _STEP_BYTES = 64 << 20
+SMALLEST_BYTES = 64 << 20  # which GPU memory can go through
 DEFAULT_SHARE = 0.4  # of the memory that is available, for all ranks of a node together
 
 
 class Staging:
     """One rank's staging. Thread-safe; `close` may be called twice."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, fd: int | None = None) -> None:
         """Make it; nothing is touched yet.
 
         Args:
             size_bytes: Rounded up to huge pages.
+            fd: Staging that another process has made, as long as this and touched; it is closed
+                with this.
         """
         self.size_bytes = -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        self._fd = os.memfd_create("torchmig-staging", os.MFD_CLOEXEC)
+        self._touched = 0 if fd is None else self.size_bytes
+        self._fd = os.memfd_create("torchmig-staging", os.MFD_CLOEXEC) if fd is None else fd
         os.ftruncate(self._fd, self.size_bytes)
         self._lock = threading.Lock()
-        self._touched = 0
         self._huge = 0
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -106,6 +108,12 @@ class Staging:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def _touch_until(self, wanted: int) -> None:
+        # The extension is linked against torch's libraries, which not everybody has loaded who
+        # makes staging.
+        import torch  # noqa: F401
+
+        from torchmig import _C
+
         while not self._stop.is_set():
             with self._lock:
                 start = self._touched
@@ -171,6 +179,38 @@ class Staging:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def require_room(
+    action: str, blocks: Sequence[Block], touched_bytes: int, limit_bytes: int | None
+) -> int:
+    """Return how much staging a rank can have now; it may be more than its blocks need.
+
+    Args:
+        action: What it is for, in messages.
+        blocks: What is to go through it.
+        touched_bytes: How much of it is there already.
+        limit_bytes: What the user allows, or None.
+
+    Raises:
+        HostUnfitError: It is too little to begin with.
+    """
+    most = touched_bytes + available_bytes()
+    if limit_bytes is not None:
+        most = min(most, limit_bytes)
+    if most < min(room_for(blocks), SMALLEST_BYTES):
+        live = format_size(sum(block.size_bytes for block in blocks))
+        raise HostUnfitError(
+            f"cannot {action} {live} on GPUs: staging can have {format_size(most)} of this host's "
+            f"memory; free some, or give '--staging' at least {format_size(SMALLEST_BYTES)} a rank"
+        )
+    return most
+
+
+def room_for(blocks: Sequence[Block]) -> int:
+    """Return how much staging holds all of some blocks."""
+    aligned = (-(-block.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for block in blocks)
+    return 2 * PIECE_BYTES + sum(aligned)
 
 
 def default_size(ranks: int, gpu_bytes: int) -> int:

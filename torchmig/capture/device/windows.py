@@ -4,8 +4,8 @@ Pure arithmetic. A block is cut at multiples of the piece size from its own star
 blocks give equal pieces wherever they lie.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 PIECE_BYTES = 4 << 20
 ALIGNMENT_BYTES = 512
@@ -61,3 +61,38 @@ def windows(blocks: Iterable[Block], window_bytes: int) -> Iterator[list[Piece]]
             offset += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     if window:
         yield window
+
+
+_FEWEST_SLOTS = 8
+_LONGEST_WINDOW_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Windows of blocks, and the places in staging that they take one after the other."""
+
+    windows: Sequence[Sequence[Piece]]
+    window_bytes: int
+    slots: int
+
+    @classmethod
+    def lay_out(cls, blocks: Iterable[Block], size_bytes: int) -> "Ring":
+        """Divide staging for blocks.
+
+        Args:
+            blocks: What goes through it.
+            size_bytes: How much of staging may be used; where that is tiny a little more is.
+        """
+        window = min(_LONGEST_WINDOW_BYTES, max(2 * PIECE_BYTES, size_bytes // _FEWEST_SLOTS))
+        window -= window % PIECE_BYTES
+        return cls(list(windows(blocks, window)), window, max(1, size_bytes // window))
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of staging is used."""
+        return self.window_bytes * min(self.slots, len(self.windows))
+
+    def pieces(self, number: int) -> list[Piece]:
+        """Return a window's pieces at their places in staging."""
+        start = number % self.slots * self.window_bytes
+        return [replace(piece, offset=start + piece.offset) for piece in self.windows[number]]

@@ -1,0 +1,273 @@
+"""The process that loads GPU memory, and what it begins with before torch is there."""
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchmig.agent import entry
+from torchmig.agent.loader import Loader, Request
+from torchmig.capture.device.blocks import place, to_state
+from torchmig.capture.device.windows import Block
+from torchmig.errors import ExitCode, HostUnfitError, IntegrityError, TorchmigError
+from torchmig.progress import make_progress
+from torchmig.repo import Depot, JobName, Kind, Manifest, RankSection, Repository
+
+MIB = 1 << 20
+SIZES = (30 * MIB, 5, 50 * MIB)
+QUIET = make_progress(as_json=False, quiet=True)
+
+
+def in_memory(path):
+    """Return whether a pack lies in the page cache, but for the header at its end."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            return os.preadv(file.fileno(), [bytearray(size)], 0, os.RWF_NOWAIT) > size - MIB // 8
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            pytest.skip(f"the file system of '{path}' does not say what is in memory: {error}")
+
+
+def forget(folder):
+    for path in packs(folder):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def packs(folder):
+    """Return the packs, but for the small ones of trees."""
+    files = (path for path in (folder / "data").rglob("*") if path.is_file())
+    return [path for path in files if path.stat().st_size > MIB]
+
+
+def packs_of(folder, job, name):
+    with Repository.open(str(folder)) as repository:
+        manifest = repository.load("latest", job)
+        (stream,) = (stream for stream in manifest.streams if stream.name == name)
+        with repository.reader() as reader:
+            ids = {reader.locate(stream, row).pack_id.hex() for row in reader.rows(stream)}
+    return {path for path in packs(folder) if path.name in ids}
+
+
+def write(repository, name, kind, parts):
+    with repository.writer() as writer:  # one for each stream, and so packs of its own
+        stream = writer.stream(name, kind)
+        for offset, data in parts:
+            stream.write(offset, data)
+        return stream.close()
+
+
+def commit(repository, job, nodes, noise):
+    """Commit two ranks, each with GPU blocks and pages; return what the blocks hold."""
+    contents, sections = [], []
+    blocks = [Block(0, number << 32, size) for number, size in enumerate(SIZES)]
+    for rank, node in enumerate(nodes):
+        data = [noise.randbytes(size) for size in SIZES]
+        parts = [
+            (placed.stream_offset, part) for placed, part in zip(place(blocks), data, strict=True)
+        ]
+        streams = [
+            write(repository, f"rank-{rank}/gpu/0", Kind.GPU_BLOCK, parts),
+            write(
+                repository,
+                f"rank-{rank}/pages",
+                Kind.HOST_PAGES,
+                [(0, noise.randbytes(8 * MIB))],
+            ),
+        ]
+        state = {"gpu": {"facts": {"devices": [{}]}, "blocks": to_state(blocks)}}
+        sections.append(RankSection(rank, node, 1, streams, state))
+        contents.append(data)
+    repository.commit(Manifest(JobName(job), "suspend", ranks=sections))
+    return contents
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Jobs "one", of one host, and "two", of the hosts "here" and "there"."""
+    folder = tmp_path_factory.mktemp("loader") / "repo"
+    noise = random.Random(1)
+    with Repository.open(str(folder), create=True) as repository:
+        one = commit(repository, "one", ("here", "here"), noise)
+        commit(repository, "two", ("here", "there"), noise)
+    return folder, one
+
+
+@pytest.fixture
+def folder(made, monkeypatch):
+    monkeypatch.chdir(made[0].parent)
+    return made[0]
+
+
+def load(folder, reference="latest", job="one", ranks=None, host="here", staging_bytes=None):
+    depot = Depot(str(folder)).to_dict()
+    return Loader(Request(depot, reference, job, ranks, host, staging_bytes))
+
+
+def manifest_of(folder, job="one"):
+    with Repository.open(str(folder)) as repository:
+        return repository.load("latest", job)
+
+
+def take(loaded):
+    """Return the hashes of a rank's blocks."""
+    found = [bytearray(block.size_bytes) for block in loaded.blocks]
+    with loaded.staging.view() as view:
+        for pieces in loaded.arrivals:
+            for piece in pieces:
+                data = bytes(view[piece.offset : piece.offset + piece.size_bytes])
+                start = piece.block_offset
+                found[piece.block][start : start + len(data)] = data
+    loaded.arrivals.close()
+    return digests(found)
+
+
+def digests(contents):
+    return [hashlib.sha256(data).hexdigest() for data in contents]
+
+
+def ended(pid):
+    stat = Path("/proc", str(pid), "stat")
+    return not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("staging_bytes", [None, 128 * MIB])
+def test_all_arrives_and_the_process_ends(made, staging_bytes):
+    folder, contents = made
+    manifest = manifest_of(folder)
+    loader = load(folder, staging_bytes=staging_bytes)
+    loaded = loader.loaded(manifest, manifest.ranks, QUIET)
+    # The second rank takes nothing before the first one has all.
+    assert [take(loaded[rank]) for rank in (0, 1)] == list(map(digests, contents))
+    if staging_bytes is not None:
+        assert all(each.staging.size_bytes <= staging_bytes // 2 for each in loaded.values())
+    wait_until(lambda: ended(loader.pid))
+    for each in loaded.values():
+        each.staging.close()
+
+
+def test_a_rank_that_gives_up_does_not_hold_the_other_one_up(made):
+    folder, contents = made
+    manifest = manifest_of(folder)
+    loaded = load(folder, staging_bytes=128 * MIB).loaded(manifest, manifest.ranks, QUIET)
+    loaded[0].arrivals.close()
+    assert take(loaded[1]) == digests(contents[1])
+    for each in loaded.values():
+        each.staging.close()
+
+
+def test_another_snapshot_or_other_ranks_are_told_apart(folder):
+    manifest = manifest_of(folder)
+    for loader in (load(folder, job="two"), load(folder, ranks=[0])):
+        with pytest.raises(LookupError):
+            loader.loaded(manifest, manifest.ranks, QUIET)
+        loader.close()
+        wait_until(lambda pid=loader.pid: ended(pid))
+
+
+def test_of_several_hosts_ones_own_ranks_are_loaded(folder):
+    manifest = manifest_of(folder, "two")
+    for host, rank in (("here", 0), ("there", 1)):
+        loader = load(folder, job="two", host=host)
+        assert set(loader.loaded(manifest, [manifest.ranks[rank]], QUIET)) == {rank}
+        loader.close()
+    with pytest.raises(LookupError):
+        load(folder, job="two", host="elsewhere").loaded(manifest, manifest.ranks, QUIET)
+
+
+def test_what_goes_wrong_there_is_raised_here(folder, tmp_path):
+    manifest = manifest_of(folder)
+    with pytest.raises(HostUnfitError, match=r"staging can have 16\.000 MiB"):
+        load(folder, staging_bytes=32 * MIB).loaded(manifest, manifest.ranks, QUIET)
+    with pytest.raises(TorchmigError, match="there is no snapshot 'none'"):
+        load(folder, reference="none").loaded(manifest, manifest.ranks, QUIET)
+
+    loader = load(folder, staging_bytes=128 * MIB)
+    loaded = loader.loaded(manifest, manifest.ranks, QUIET)
+    os.kill(loader.pid, signal.SIGKILL)
+    with pytest.raises(TorchmigError, match="that loads GPU memory has ended with -9"):
+        take(loaded[0])
+
+    damaged = tmp_path / "repo"
+    subprocess.run(["cp", "-a", folder, damaged], check=True)
+    for path in packs_of(damaged, "one", "rank-1/gpu/0"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    loaded = load(damaged).loaded(manifest, manifest.ranks, QUIET)
+    with pytest.raises(IntegrityError, match=r"'rank-1/gpu/0' of snapshot .* is damaged"):
+        take(loaded[1])
+
+
+def test_processes_and_files_are_read_for_the_page_cache(folder):
+    pages = packs_of(folder, "two", "rank-1/pages")
+    others = packs_of(folder, "two", "rank-0/pages") | packs_of(folder, "one", "rank-0/pages")
+    forget(folder)
+    if any(map(in_memory, pages)):
+        pytest.skip(f"'{folder}' is on no disk")
+    loader = load(folder, job="two", host="there")
+    wait_until(lambda: all(map(in_memory, pages)))
+    assert not any(map(in_memory, others))
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "is_loaded"),
+    [
+        (["--restore=latest", "--job=one", "--repo=repo"], {}, True),
+        (["--nproc-per-node", "2", "--repo", "repo", "--restore", "latest", "--job=one"], {}, True),
+        (["--restore=latest"], {"TORCHMIG_REPO": "repo", "TORCHMIG_JOB": "one"}, True),
+        (["--repo=repo", "train.py"], {}, False),
+    ],
+)
+def test_what_the_command_line_asks_for(folder, monkeypatch, arguments, environment, is_loaded):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    loader = entry.start_loader(arguments)
+    assert (loader is not None) is is_loaded
+    if loader is not None:
+        manifest = manifest_of(folder)
+        assert set(loader.loaded(manifest, manifest.ranks, QUIET)) == {0, 1}
+        loader.close()
+
+
+def test_bad_arguments_are_the_programs_to_refuse():
+    command = [sys.executable, "-c", "from torchmig.agent.entry import main; main()"]
+    for bad in (["--restore"], ["--restore=x", "--staging=much"], ["--restore=x", "--repo="]):
+        done = subprocess.run([*command, *bad], capture_output=True, text=True, check=False)
+        assert done.returncode != ExitCode.OK
+        assert "Traceback" not in done.stderr
+        assert done.stderr.count("torchmig-run: ") == 1, done.stderr
+
+
+def test_it_begins_without_torch_and_ends_with_its_agent(folder):
+    code = (
+        "import os, sys\n"
+        "from torchmig.agent import entry\n"
+        "loader = entry.start_loader(['--restore=latest', '--job=one', '--staging=128M',"
+        " '--repo=repo'])\n"
+        "header, fds = loader._next()\n"
+        "print('torch' in sys.modules, 'torch' in open(f'/proc/{loader.pid}/maps').read())\n"
+        "print(loader.pid, flush=True)\n"
+        "os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, pid = done.stdout.split("\n")[:2]
+    assert loaded == "False False"
+    wait_until(lambda: ended(pid))
