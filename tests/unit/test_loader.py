@@ -87,7 +87,15 @@ def commit(repository, job, nodes, noise):
         state = {"gpu": {"facts": {"devices": [{}]}, "blocks": to_state(blocks)}}
         sections.append(RankSection(rank, node, 1, streams, state))
         contents.append(data)
-    repository.commit(Manifest(JobName(job), "suspend", ranks=sections))
+    hosts = {node: [r for r, other in enumerate(nodes) if other == node] for node in nodes}
+    repository.commit(
+        Manifest(
+            JobName(job),
+            "suspend",
+            nodes=[{"node": 0, "host": host, "ranks": ranks} for host, ranks in hosts.items()],
+            ranks=sections,
+        )
+    )
     return contents
 
 

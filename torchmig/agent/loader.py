@@ -54,8 +54,8 @@ class Request:
         depot: As `Depot.to_dict` gives it.
         reference: Names the snapshot, as for `Depot.load`.
         job: As there.
-        ranks: Those of the agent's node, or None if they are not known yet: all if they were on one
-            host, else those that were on this one.
+        ranks: Those of the agent's node, or None if they are not known yet: all if there was one
+            node, else those of the node that was on this host, if there was one.
         host: Name of this host.
         staging_bytes: What `--staging` allows all ranks together, or None.
     """
@@ -274,12 +274,14 @@ class _Process:
         return lanes
 
     def _sections(self, manifest: Manifest) -> list[RankSection]:
-        """Return those that the request asks for; of several hosts' that are this one's."""
-        ranks, host = self._request.ranks, self._request.host
-        if ranks is not None:
-            return [section for section in manifest.ranks if section.rank in ranks]
-        several = len({section.node for section in manifest.ranks}) > 1
-        return [section for section in manifest.ranks if not several or section.node == host]
+        """Return those that the request asks for; none where that cannot be said yet."""
+        ranks = self._request.ranks
+        if ranks is None:
+            nodes = manifest.nodes
+            if len(nodes) > 1:
+                nodes = [node for node in nodes if node["host"] == self._request.host]
+            ranks = nodes[0]["ranks"] if len(nodes) == 1 else []
+        return [section for section in manifest.ranks if section.rank in ranks]
 
     def _size(self, blocks: Sequence[Block], ranks: int) -> int:
         limit = self._request.staging_bytes
