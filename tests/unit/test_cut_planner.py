@@ -159,13 +159,24 @@ def test_job_with_neither_steps_nor_operations_is_stopped_anywhere():
 
 def test_patience_grows_with_the_step_time_and_ends():
     job = Job(1)
-    job.runs(0, seconds_per_step=5.0)
+    job.runs(0, {WORLD: 1}, seconds_per_step=5.0)
     job.pass_time(14.0)
     assert job.orders[0].level is Level.STEP
     job.pass_time(2.0)
     assert job.orders[0].level is Level.GATE
     job.pass_time(16.0)
     assert job.orders[0].level is Level.ANY
+
+
+def test_gates_are_not_waited_for_by_a_job_that_issues_nothing():
+    """As one that trains in a CUDA graph after a few steps outside it."""
+    job = Job(2)
+    for rank in range(2):
+        job.runs(rank, steps=4)
+    job.pass_time(1.9)
+    assert {order.level for order in job.orders.values()} == {Level.STEP}
+    job.pass_time(0.2)
+    assert {order.level for order in job.orders.values()} == {Level.ANY}
 
 
 def test_boundaries_that_never_agree_end_the_patience():

@@ -157,7 +157,7 @@ class Planner:
         self._tighten(now)
         if self._impatient(now):
             if self.level < Level.ANY:
-                self._raise_level(Level(self.level + 1), now)
+                self._raise_level(self._next_level(), now)
             else:
                 self._nudge(now)
         return orders + self._decide(now)
@@ -323,11 +323,17 @@ class Planner:
         return orders
 
     def _skip_vain_levels(self, now: float) -> None:
-        """Do not wait for step boundaries or gates in a job that has shown none."""
-        reports = [rank.report for rank in self._ranks if rank.report is not None]
-        if self.level is Level.STEP and not any(report.steps for report in reports):
-            vain = not any(report.counters or report.waiting for report in reports)
-            self._raise_level(Level.ANY if vain else Level.GATE, now)
+        """Do not wait for step boundaries in a job that has shown none."""
+        steps = any(rank.report.steps for rank in self._ranks if rank.report)
+        if self.level is Level.STEP and not steps:
+            self._raise_level(self._next_level(), now)
+
+    def _next_level(self) -> Level:
+        """Return what to hope for next; not for gates in a job that has shown no operation."""
+        reports = (rank.report for rank in self._ranks if rank.report)
+        if self.level is Level.STEP and any(r.counters or r.waiting for r in reports):
+            return Level.GATE
+        return Level.ANY
 
     def _raise_level(self, level: Level, now: float) -> None:
         self.level = level
