@@ -192,7 +192,7 @@ OPTIONS: tuple[Option, ...] = (
         parse_size,
         None,
         (Group.RUN,),
-        "host memory for GPU bytes on their way out, such as 64GiB; "
+        "host memory for GPU bytes on their way out and back, such as 64GiB; "
         "sized from the job's GPU memory when left out",
         "SIZE",
     ),

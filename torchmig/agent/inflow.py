@@ -31,7 +31,7 @@ class Lane:
             staging_fd: Of staging as long as the ring, of which nobody else makes use meanwhile.
             on_filled: Called when the next window is there.
         """
-        self.changed = threading.Condition()
+        self.changed = threading.Condition()  # `Inflow` has one for all lanes
         self.begun = 0  # windows that have been filled or are being filled
         self._stored = stored
         self._ring = ring
