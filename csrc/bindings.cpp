@@ -106,6 +106,7 @@ void register_sockets(py::module_& m) {
     m.def("remember_torch", &torchmig::remember_torch, py::arg("before"), py::arg("after"));
     m.def("remember_watched", &torchmig::remember_watched);
     m.def("torch_socket_inodes", &torchmig::torch_socket_inodes);
+    m.def("mute_torch_sockets", &torchmig::mute_torch_sockets);
     m.def("neutralise_torch_sockets", &torchmig::neutralise_torch_sockets);
     m.def("torch_is_quiet", &torchmig::torch_is_quiet, NoGil());
 }

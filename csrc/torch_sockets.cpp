@@ -13,12 +13,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
+#include <stdexcept>
 #include <string>
 
 namespace torchmig {
@@ -31,6 +33,7 @@ struct Remembered {
     std::set<int> epolls;
     std::set<int> threads;
     std::map<uint64_t, uint64_t> moved;  // socket -> bytes sent and received when last looked at
+    std::vector<int> kept;               // connections of muted sockets
 };
 
 Remembered& remembered() {
@@ -126,6 +129,16 @@ bool queues_are_empty(int fd) {
     return ioctl(fd, SIOCOUTQ, &out) == 0 && ioctl(fd, SIOCINQ, &in) == 0 && out == 0 && in == 0;
 }
 
+// Puts an eventfd in the place of a socket: it can be watched and dumped, and never becomes ready.
+void silence(int fd) {
+    const int silent = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (silent < 0 || dup3(silent, fd, O_CLOEXEC) < 0) {
+        throw std::runtime_error("cannot replace a socket of torch's: " +
+                                 std::string(std::strerror(errno)));
+    }
+    close(silent);
+}
+
 // Bytes that have gone through a TCP connection in its life.
 uint64_t bytes_moved(int fd) {
     tcp_info info{};
@@ -203,37 +216,47 @@ std::vector<int> open_torch_sockets() {
     return fds;
 }
 
-int neutralise_torch_sockets() {
-    const std::vector<int> fds = open_torch_sockets();
+void mute_torch_sockets() {
     auto& all = remembered();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    for (const int fd : fds) {
-        // An eventfd can be watched and dumped, and never becomes ready.
-        const int silent = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-        if (silent < 0) {
-            continue;
-        }
-        std::vector<int> watchers;
-        for (const int epoll : all.epolls) {
-            const std::vector<int> watched = watched_by(epoll);
-            if (std::find(watched.begin(), watched.end(), fd) != watched.end()) {
-                // Before the connection goes: gloo must not hear of its end.
-                epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr);
-                watchers.push_back(epoll);
+    for (const int epoll : all.epolls) {
+        for (const int fd : watched_by(epoll)) {
+            if (inet_inode(fd) == 0) {
+                continue;
             }
-        }
-        dup3(silent, fd, O_CLOEXEC);
-        close(silent);
-        for (const int epoll : watchers) {
-            // When the Work goes at last, gloo takes the descriptor out of its epoll, and aborts
-            // the process if it is not there.
+            const int kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+            if (kept < 0) {
+                throw std::runtime_error("cannot keep a socket of torch's: " +
+                                         std::string(std::strerror(errno)));
+            }
+            all.kept.push_back(kept);
+            epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr);
+            silence(fd);
+            // When its owner goes, gloo takes the descriptor out of its epoll.
             epoll_event nothing{};
             epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &nothing);
         }
     }
+}
+
+int neutralise_torch_sockets() {
+    const std::vector<int> fds = open_torch_sockets();
+    auto& all = remembered();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    int count = 0;
+    for (const int fd : fds) {
+        if (std::find(all.kept.begin(), all.kept.end(), fd) == all.kept.end()) {
+            silence(fd);
+            ++count;
+        }
+    }
+    for (const int fd : all.kept) {
+        close(fd);
+    }
+    all.kept.clear();
     all.sockets.clear();
     all.moved.clear();
-    return static_cast<int>(fds.size());
+    return count;
 }
 
 bool torch_is_quiet() {

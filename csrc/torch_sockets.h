@@ -30,9 +30,16 @@ std::vector<uint64_t> torch_socket_inodes();
 // Torch's sockets that are still open: file descriptors.
 std::vector<int> open_torch_sockets();
 
-// Puts a silent eventfd in the place of each of torch's sockets that is still open, so that
-// finished Works which a script still holds keep their descriptors but no connection. Returns how
-// many.
+// Puts a silent eventfd in the place of each socket that torch's epolls watch, and keeps the
+// connections open elsewhere until `neutralise_torch_sockets`. After this no backend hears of the
+// end of a connection: gloo, which would take the descriptor out of its epoll on a thread of its
+// own, aborts the process where it is not there any more. To be called while nothing moves, on all
+// ranks before the first of them closes anything.
+void mute_torch_sockets();
+
+// Closes what `mute_torch_sockets` has kept, and puts a silent eventfd in the place of each of
+// torch's sockets that is still open, so that finished Works which a script still holds keep their
+// descriptors but no connection. Returns how many.
 int neutralise_torch_sockets();
 
 // True if no connection of torch's has bytes under way or has moved any since the last call, and

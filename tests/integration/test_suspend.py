@@ -53,6 +53,15 @@ def test_ten_cycles_at_random_moments(tmp_path):
     assert by_rank(*texts) == unbroken(2, "ddp.py", str(steps)), moments
 
 
+def test_many_checkpoints_between_receives_that_are_posted_ahead(tmp_path):
+    """Their works keep gloo's sockets, and its threads, over the end of what they belong to."""
+    run = Run(tmp_path, "--nproc-per-node=4", JOBS / "ring.py", "100000").wait_for_step(5)
+    for count in range(1, 41):
+        run.signal(signal.SIGUSR1)
+        run.wait_for_count("checkpointed into snapshot", count)
+    run.suspend()
+
+
 def test_five_checkpoints_of_one_run_and_a_restore_from_the_middle(tmp_path):
     may_end = tmp_path / "may-end"
     run = Run(tmp_path, "--nproc-per-node=2", JOBS / "plain.py", "120", "0.05", may_end)

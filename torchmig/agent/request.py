@@ -151,7 +151,8 @@ class Request:
         self._begun = time.monotonic()
         self._times: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
-        self._down = False  # whether communication has been taken down
+        self._down = False  # whether communication is being taken down
+        self._fully_down = False  # on all ranks
         self._parted: list[tuple[str, int]] = []  # groups that are not built anew
         self._keys: dict[str, str] = {}
         self._dumps: list[dict[str, Any]] = []
@@ -305,7 +306,9 @@ class Request:
         first = self.job.nodes[0].call("call", name="store_keys")
         self._keys = next((keys for _, keys in first if keys), {})
         self._down = True
+        self._every("call", name="mute")
         self._every("call", name="take_down", request=self._parted)
+        self._fully_down = True
 
     def _capture(self) -> None:
         """Bring GPU memory into staging; the GPUs are free afterwards."""
@@ -322,7 +325,7 @@ class Request:
         if self._down:
             where = self.job.place.to_request(uuid.uuid4().hex[:12], WALK_BACK_SECONDS)
             self._every("call", name="build_up", request=where, timeout_seconds=WALK_BACK_SECONDS)
-            self._down = False
+            self._down = self._fully_down = False
         self._every("release")
 
     def _save(self) -> Manifest:
@@ -390,6 +393,10 @@ class Request:
             self.planner.withdraw("the request has failed", time.monotonic())
         attempt(lambda: self._every("walk_back"))
         if self._down:
+            if not self._fully_down:  # what is built anew has to be down everywhere
+                attempt(
+                    lambda: self._every("call", name="take_down", request=self._parted),
+                )
             attempt(self._resume)
         else:
             attempt(lambda: self._every("release"))

@@ -100,17 +100,27 @@ def _members(group: dist.ProcessGroup) -> list[int]:
     return sorted(c10d._world.pg_group_ranks[group])
 
 
+def mute() -> None:
+    """Let no backend hear of the end of a connection any more.
+
+    The caller has seen that nothing moves any more (`torch_is_quiet` on all ranks), and mutes all
+    ranks before it takes the first of them down: gloo's thread aborts the process if it hears of a
+    peer that has gone while this rank's own sockets are being replaced.
+    """
+    _C.remember_watched()
+    _C.mute_torch_sockets()
+
+
 def take_down(parted: Collection[tuple[str, int]]) -> int:
     """Drop every backend and the store's connection; return how many sockets had to be closed.
 
-    The caller has seen that nothing moves any more (`torch_is_quiet` on all ranks).
+    All ranks have been muted. May be called again where it has failed half way.
 
     Args:
         parted: Name and first member of groups that nobody else has any more: they keep the
             placeholder, which can be destroyed as well.
     """
-    _C.remember_watched()
-    _taken_down.clear()
+    _taken_down[:] = [each for each in _taken_down if each.group in c10d._world.pg_map]
     if dist.is_initialized():
         for group in list(c10d._world.pg_map):
             _take_down_group(group, (group.group_name, _members(group)[0]) in parted)

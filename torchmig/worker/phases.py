@@ -42,6 +42,12 @@ def groups(_request: str) -> str:
     return json.dumps(communication.groups())
 
 
+def mute(_request: str) -> str:
+    """Let communication hear of no peer's end: all of it is about to be taken down."""
+    communication.mute()
+    return "null"
+
+
 def take_down(request: str) -> str:
     """Take communication down, and give freed memory back so that it is not dumped.
 
