@@ -42,7 +42,7 @@ def test_suspended_into_the_folder_and_uploaded_when_the_server_is_there(tmp_pat
     assert ids(address) == ids(folder)
 
     second = Run(tmp_path, *options, "--grace=5s", "--restore=latest")
-    second.wait_for_step(15)
+    second.wait_for(r"^rank 1 step ")
     server.unavailable = 1 << 30
     # What is left of the grace period ends the wait for the server.
     second.signal(signal.SIGUSR2)
