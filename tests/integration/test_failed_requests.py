@@ -94,3 +94,43 @@ def test_what_is_half_written_is_not_listed(tmp_path):
     os.kill(run.process.pid, signal.SIGKILL)
     run.wait()
     assert snapshots(tmp_path) == []
+
+
+FALLIBLE = """
+import os, runpy, sys
+from pathlib import Path
+from torchmig.worker import communication
+
+fault, script = Path(sys.argv[1]), sys.argv[2]
+
+def fallible(name):
+    original = getattr(communication, name)
+
+    def phase(*arguments):
+        if os.environ["RANK"] == "1" and fault.exists() and fault.read_text() == name:
+            fault.unlink()
+            raise RuntimeError(f"{name} fails on purpose")
+        return original(*arguments)
+
+    setattr(communication, name, phase)
+
+fallible("mute")
+fallible("take_down")
+sys.argv = sys.argv[2:]
+sys.path.insert(0, os.path.dirname(script))
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def test_communication_that_is_half_down_comes_back(tmp_path):
+    """One rank of two fails at it: the other one is down already, or cut off and not down yet."""
+    fault, script = tmp_path / "fault", tmp_path / "fallible.py"
+    script.write_text(FALLIBLE)
+    job = (script, fault, JOBS / "plain.py", STEPS, SECONDS)
+    run = Run(tmp_path, "--nproc-per-node=2", *job).wait_for_step(4)
+    for number, name in enumerate(("mute", "take_down", "mute"), start=1):
+        fault.write_text(name)
+        run.signal(signal.SIGUSR1).wait_for_count("withdrawn, the job goes on: ", number)
+        assert f"{name} fails on purpose" in run.errors.rsplit("withdrawn", 1)[-1]
+    run.signal(signal.SIGUSR1).wait_for("checkpointed into snapshot")
+    assert by_rank(run.finish().text) == unbroken(2, "plain.py", STEPS)
