@@ -1,12 +1,11 @@
 """GPU blocks that are read ahead through a staging smaller than they are."""
 
-import hashlib
 import random
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
+from arriving import digests, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +32,10 @@ def store(repository, ranks):
     return repository.load(repository.commit(Manifest(JobName("job"), "suspend", ranks=sections)))
 
 
+def sizes_of(contents):
+    return [len(data) for data in contents]
+
+
 def blocks_of(contents):
     return [Block(0, number << 32, len(data)) for number, data in enumerate(contents)]
 
@@ -57,25 +60,6 @@ def start(ways, reading):
     inflow = Inflow([way.lane for way in ways], reading, fail)
     inflow.start()
     return inflow
-
-
-def take(way, staging, contents, pause=0.0):
-    """Return what arrives, put together again."""
-    found = [bytearray(len(data)) for data in contents]
-    with staging.view() as view:
-        for pieces in way.arrivals:
-            time.sleep(pause)
-            for piece in pieces:
-                data = bytes(view[piece.offset : piece.offset + piece.size_bytes])
-                start = piece.block_offset
-                found[piece.block][start : start + piece.size_bytes] = data
-    way.arrivals.close()
-    return digests(found)
-
-
-def digests(contents):
-    """Return what tells contents apart; pytest would take minutes to compare them."""
-    return [hashlib.sha256(data).hexdigest() for data in contents]
 
 
 @settings(max_examples=10, deadline=None)
@@ -106,11 +90,12 @@ def test_all_arrives_through_any_staging(tmp_path_factory, sizes, lane_bytes, se
         ]
         start(both, lambda: repository.reader(manifest))
         slow = []
+        lengths = sizes_of(ranks[0])  # of both
         thread = threading.Thread(
-            target=lambda: slow.append(take(both[1], second, ranks[1], pause=0.01))
+            target=lambda: slow.append(take(both[1].arrivals, second, lengths, pause=0.01))
         )
         thread.start()
-        assert take(both[0], first, ranks[0]) == digests(ranks[0])
+        assert take(both[0].arrivals, first, lengths) == digests(ranks[0])
         thread.join()
         assert slow == [digests(ranks[1])]
 

@@ -1,6 +1,5 @@
 """The process that loads GPU memory, and what it begins with before torch is there."""
 
-import hashlib
 import os
 import random
 import signal
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from arriving import digests, take
 
 from torchmig.agent import entry
 from torchmig.agent.loader import Loader, Request
@@ -126,21 +126,9 @@ def manifest_of(folder, job="one"):
         return repository.load("latest", job)
 
 
-def take(loaded):
+def take_all(loaded):
     """Return the hashes of a rank's blocks."""
-    found = [bytearray(block.size_bytes) for block in loaded.blocks]
-    with loaded.staging.view() as view:
-        for pieces in loaded.arrivals:
-            for piece in pieces:
-                data = bytes(view[piece.offset : piece.offset + piece.size_bytes])
-                start = piece.block_offset
-                found[piece.block][start : start + len(data)] = data
-    loaded.arrivals.close()
-    return digests(found)
-
-
-def digests(contents):
-    return [hashlib.sha256(data).hexdigest() for data in contents]
+    return take(loaded.arrivals, loaded.staging, SIZES)
 
 
 def ended(pid):
@@ -162,7 +150,7 @@ def test_all_arrives_and_the_process_ends(made, staging_bytes):
     loader = load(folder, staging_bytes=staging_bytes)
     loaded = loader.loaded(manifest, manifest.ranks, QUIET)
     # The second rank takes nothing before the first one has all.
-    assert [take(loaded[rank]) for rank in (0, 1)] == list(map(digests, contents))
+    assert [take_all(loaded[rank]) for rank in (0, 1)] == list(map(digests, contents))
     if staging_bytes is not None:
         assert all(each.staging.size_bytes <= staging_bytes // 2 for each in loaded.values())
     wait_until(lambda: ended(loader.pid))
@@ -175,7 +163,7 @@ def test_a_rank_that_gives_up_does_not_hold_the_other_one_up(made):
     manifest = manifest_of(folder)
     loaded = load(folder, staging_bytes=128 * MIB).loaded(manifest, manifest.ranks, QUIET)
     loaded[0].arrivals.close()
-    assert take(loaded[1]) == digests(contents[1])
+    assert take_all(loaded[1]) == digests(contents[1])
     for each in loaded.values():
         each.staging.close()
 
@@ -210,7 +198,7 @@ def test_what_goes_wrong_there_is_raised_here(folder, tmp_path):
     loaded = loader.loaded(manifest, manifest.ranks, QUIET)
     os.kill(loader.pid, signal.SIGKILL)
     with pytest.raises(TorchmigError, match="that loads GPU memory has ended with -9"):
-        take(loaded[0])
+        take_all(loaded[0])
 
     damaged = tmp_path / "repo"
     subprocess.run(["cp", "-a", folder, damaged], check=True)
@@ -220,7 +208,7 @@ def test_what_goes_wrong_there_is_raised_here(folder, tmp_path):
         path.write_bytes(data)
     loaded = load(damaged).loaded(manifest, manifest.ranks, QUIET)
     with pytest.raises(IntegrityError, match=r"'rank-1/gpu/0' of snapshot .* is damaged"):
-        take(loaded[1])
+        take_all(loaded[1])
 
 
 def test_processes_and_files_are_read_for_the_page_cache(folder):

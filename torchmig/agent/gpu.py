@@ -199,15 +199,14 @@ class RankGpu:
 
         Args:
             section: The rank's.
-            loaded: Where its bytes come, if it has used GPUs.
+            loaded: What comes into its staging, if it has used GPUs.
         """
         state = section.state.get(STATE) or {}
         self.facts = state.get("facts", {})
         if loaded is None:
             return
         self.blocks = list(loaded.blocks)
-        self.staging.close()
-        self.staging, self.arrivals = loaded.staging, loaded.arrivals
+        self.arrivals = loaded.arrivals
         self.stage = GpuStage.SUSPENDED
 
     def adopt(self, pids: Sequence[int], gpu_map: Mapping[UUID, UUID]) -> None:

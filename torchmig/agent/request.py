@@ -307,6 +307,9 @@ class Request:
         self._keys = next((keys for _, keys in first if keys), {})
         self._down = True
         self._every("call", name="mute")
+        self._drop_communication()
+
+    def _drop_communication(self) -> None:
         self._every("call", name="take_down", request=self._parted)
         self._fully_down = True
 
@@ -394,9 +397,7 @@ class Request:
         attempt(lambda: self._every("walk_back"))
         if self._down:
             if not self._fully_down:  # what is built anew has to be down everywhere
-                attempt(
-                    lambda: self._every("call", name="take_down", request=self._parted),
-                )
+                attempt(self._drop_communication)
             attempt(self._resume)
         else:
             attempt(lambda: self._every("release"))

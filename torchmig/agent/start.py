@@ -92,7 +92,7 @@ class ScriptStarter:
             environment = {**ENVIRONMENT, **os.environ, **plan.env, SOCKET: str(folder.control)}
             environment.update(rank_environment(environment))
             process.spawn(plan.argv, environment, str(Path.cwd()), stdout, stderr)
-            gpu = new_gpu(folder)
+            gpu = new_gpu(folder, Staging(0))
             undo.pop_all()
         return Rank(
             rank=plan.rank,
@@ -188,7 +188,7 @@ class SnapshotStarter:
         folder = RankFolder(Path(section.state["folder"]))
         claim = folder.claim()
         undo.callback(claim.release)
-        gpu = new_gpu(folder)
+        gpu = new_gpu(folder, Staging(0) if loaded is None else loaded.staging)
         undo.callback(gpu.close)
         gpu.take(section, loaded)
         return _Waiting(plan, section, folder, claim, gpu)
@@ -276,9 +276,9 @@ class SnapshotStarter:
         )
 
 
-def new_gpu(folder: RankFolder) -> RankGpu:
-    """Return a rank's GPU side, empty until something is captured."""
-    return RankGpu(folder.path / "staging", Staging(0))
+def new_gpu(folder: RankFolder, staging: Staging) -> RankGpu:
+    """Return a rank's GPU side, empty until something is captured or taken from a snapshot."""
+    return RankGpu(folder.path / "staging", staging)
 
 
 def environment() -> dict[str, str]:
