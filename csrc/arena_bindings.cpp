@@ -70,7 +70,6 @@ void register_live_arena(py::module_& m) {
         }();
         check("putting memory behind the arena", result);
     });
-    m.def("arena_detached", [] { return live() != nullptr && live()->detached() != 0; });
     m.def("arena_physical_bytes", [] { return live() != nullptr ? live()->physical_bytes() : 0; });
     m.def("arena_mappings", [] {
         std::vector<PyMapping> out;
