@@ -117,6 +117,36 @@ def test_reading_stops_where_staging_is_full_and_ends_with_the_lanes(tmp_path):
         assert not inflow.is_alive()
 
 
+def test_what_is_there_is_taken_at_once_and_up_to_the_end_of_staging():
+    ring = Ring.lay_out([Block(0, 0, 10 * SMALL)], 4 * SMALL)
+    assert (len(ring.windows), ring.slots) == (10, 4)
+    emptied = []
+    arrivals = Arrivals(ring, lambda: emptied.append(None), lambda: None)
+    for _ in range(3):
+        arrivals.filled()
+    taking = iter(arrivals)
+    assert reach(next(taking)) == (0, 3 * SMALL)
+    for _ in range(4):
+        arrivals.filled()
+    assert reach(next(taking)) == (3 * SMALL, 4 * SMALL)
+    assert len(emptied) == 3
+    pieces = next(taking)
+    assert reach(pieces) == (4 * SMALL, 7 * SMALL)
+    assert [piece.offset for piece in pieces] == sorted(piece.offset for piece in pieces)
+    for _ in range(3):
+        arrivals.filled()
+    assert [reach(pieces) for pieces in taking] == [
+        (7 * SMALL, 8 * SMALL),
+        (8 * SMALL, 10 * SMALL),
+    ]
+    assert len(emptied) == 10
+
+
+def reach(pieces):
+    """Return from where to where in their only block pieces reach."""
+    return pieces[0].block_offset, pieces[-1].block_offset + pieces[-1].size_bytes
+
+
 def test_damage_reaches_whoever_waits(tmp_path):
     repository = Repository.open(str(tmp_path), create=True)
     contents = [random.Random(3).randbytes(20 * MIB)]

@@ -120,23 +120,29 @@ class Arrivals:
             self._changed.notify_all()
 
     def __iter__(self) -> Iterator[list[Piece]]:
-        """Yield each window's pieces, at their places in staging, as they come.
+        """Yield the pieces of all windows that are there, at their places in staging, in order.
 
-        A window's place is filled anew when the next one is asked for.
+        Together, as a rank pins buffers anew for whatever it is told to take. The places are filled
+        anew when the next ones are asked for.
 
         Raises:
             TorchmigError: What has stopped the reading.
         """
-        for number in range(len(self._ring.windows)):
-            self._wait_for(number)
-            yield self._ring.pieces(number)
-            self._on_emptied()
+        taken = 0
+        while taken < len(self):
+            end = min(self._wait_for(taken), taken + self._ring.slots - taken % self._ring.slots)
+            yield [piece for number in range(taken, end) for piece in self._ring.pieces(number)]
+            for _ in range(taken, end):
+                self._on_emptied()
+            taken = end
 
-    def _wait_for(self, number: int) -> None:
+    def _wait_for(self, number: int) -> int:
+        """Return how many windows there are once this one is."""
         with self._changed:
             self._changed.wait_for(lambda: self._filled > number or self._error is not None)
             if self._filled <= number and self._error is not None:
                 raise self._error
+            return self._filled
 
 
 class Inflow(threading.Thread):
