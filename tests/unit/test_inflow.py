@@ -165,6 +165,34 @@ def test_damage_reaches_whoever_waits(tmp_path):
         way.arrivals.close()
 
 
+def test_a_window_that_is_there_before_the_one_before_it_is_told_after_it(tmp_path):
+    """The next window is read while the last bytes of one are still on their way."""
+    repository = Repository.open(str(tmp_path), create=True)
+    contents = [random.Random(3).randbytes(40 * MIB)]
+    manifest = store(repository, [contents])
+    second_is_there = threading.Event()
+    with Staging(0) as staging:
+        way = Way(manifest, 0, contents, staging, 4 * SMALL)
+
+        @contextmanager
+        def reading():
+            with repository.reader(manifest) as reader:
+                original = reader.restore
+
+                def restore(stream, fd, mappings, rows):
+                    if mappings[0].offset_bytes == 0:
+                        assert second_is_there.wait(30)
+                    original(stream, fd, mappings, rows)
+                    if mappings[0].offset_bytes == SMALL:
+                        second_is_there.set()
+
+                reader.restore = restore
+                yield reader
+
+        start([way], reading)
+        assert take(way.arrivals, staging, sizes_of(contents)) == digests(contents)
+
+
 def test_closing_waits_for_the_window_under_way(tmp_path):
     """Its descriptor may be another file's as soon as staging is closed."""
     repository = Repository.open(str(tmp_path), create=True)

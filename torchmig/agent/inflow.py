@@ -18,7 +18,7 @@ from torchmig.repo import Reader
 
 
 class Lane:
-    """Fills one rank's windows."""
+    """Fills one rank's windows. Its `changed` is held where a method says so."""
 
     def __init__(
         self, stored: StoredBlocks, ring: Ring, staging_fd: int, on_filled: Callable[[], object]
@@ -37,8 +37,11 @@ class Lane:
         self._ring = ring
         self._staging_fd = staging_fd
         self._on_filled = on_filled
+        self._telling = threading.Lock()
+        self._filled: set[int] = set()  # those that have not been told
+        self._told = 0
         self._emptied = 0
-        self._is_filling = False
+        self._being_filled = 0
         self._is_closed = False
 
     @property
@@ -51,21 +54,29 @@ class Lane:
         """Whether the next window can be filled now."""
         return not self.is_over and self.begun - self._emptied < self._ring.slots
 
-    def fill(self, reader: Reader) -> None:
-        """Bring the next window's bytes; there has to be room."""
-        with self.changed:
-            if self._is_closed:
-                return
-            self._is_filling = True
-            number = self.begun
-            self.begun += 1
+    def begin(self) -> int:
+        """Return the number of the next window, which has room and the caller is to fill.
+
+        `changed` is held.
+        """
+        self.begun += 1
+        self._being_filled += 1
+        return self.begun - 1
+
+    def fill(self, reader: Reader, number: int) -> None:
+        """Bring the bytes of a window that was begun."""
         try:
             self._stored.bring(reader, self._ring.pieces(number), self._staging_fd)
         finally:
             with self.changed:
-                self._is_filling = False
+                self._being_filled -= 1
                 self.changed.notify_all()
-        self._on_filled()
+        with self._telling:
+            self._filled.add(number)
+            while self._told in self._filled:
+                self._filled.remove(self._told)
+                self._told += 1
+                self._on_filled()
 
     def empty(self) -> None:
         """Take note that the rank has taken one window more."""
@@ -78,7 +89,7 @@ class Lane:
         with self.changed:
             self._is_closed = True
             self.changed.notify_all()
-            self.changed.wait_for(lambda: not self._is_filling)
+            self.changed.wait_for(lambda: not self._being_filled)
 
 
 class Arrivals:
@@ -146,7 +157,10 @@ class Arrivals:
 
 
 class Inflow(threading.Thread):
-    """Fills lanes, whichever has room and is behind, until each has got all or is closed."""
+    """Fills lanes, whichever has room and is behind, until each has got all or is closed.
+
+    Two windows at a time: the disk would rest at the end of each, where the last bytes are decoded.
+    """
 
     def __init__(
         self,
@@ -159,6 +173,7 @@ class Inflow(threading.Thread):
         self._reading = reading
         self._on_error = on_error
         self._changed = threading.Condition()
+        self._has_failed = False
         for lane in lanes:
             lane.changed = self._changed
 
@@ -166,18 +181,38 @@ class Inflow(threading.Thread):
         """Read until the end, or hand what has gone wrong to those who wait."""
         try:
             with self._reading() as reader:
-                while (lane := self._next()) is not None:
-                    lane.fill(reader)
+                second = threading.Thread(target=self._fill, args=(reader,), daemon=True)
+                second.start()
+                self._fill(reader)
+                second.join()
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for
-            self._on_error(error)
+            self._fail(error)
 
-    def _next(self) -> Lane | None:
+    def _fill(self, reader: Reader) -> None:
+        try:
+            while (next_one := self._next()) is not None:
+                lane, number = next_one
+                lane.fill(reader, number)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _next(self) -> tuple[Lane, int] | None:
         with self._changed:
             self._changed.wait_for(
                 lambda: (
-                    any(lane.has_room for lane in self._lanes)
+                    self._has_failed
+                    or any(lane.has_room for lane in self._lanes)
                     or all(lane.is_over for lane in self._lanes)
                 )
             )
             ready = [lane for lane in self._lanes if lane.has_room]
-        return min(ready, key=lambda lane: lane.begun, default=None)
+            if self._has_failed or not ready:
+                return None
+            lane = min(ready, key=lambda lane: lane.begun)
+            return lane, lane.begin()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._has_failed = True
+            self._changed.notify_all()
+        self._on_error(error)
