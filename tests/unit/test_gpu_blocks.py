@@ -11,7 +11,7 @@ from torchmig.capture.device import blocks as gpu_blocks
 from torchmig.capture.device.staging import Staging
 from torchmig.capture.device.windows import Block, windows
 from torchmig.errors import IntegrityError, SnapshotUnfitError
-from torchmig.repo import JobName, Manifest, RankSection, Repository
+from torchmig.repo import JobName, Manifest, MappedFile, RankSection, Repository
 
 MIB = 1 << 20
 
@@ -65,7 +65,7 @@ def test_what_goes_in_comes_out(tmp_path_factory, sizes, devices, seed):
             view[:] = b"\xff" * len(view)
         with repository.reader(manifest) as reader:
             for some in (pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]):
-                stored.bring(reader, some, staging.fd)
+                stored.bring(reader, some, MappedFile(staging.fd, staging.size_bytes))
         assert bytes_in(staging, pieces, len(blocks)) == contents
 
 

@@ -259,7 +259,7 @@ def test_it_begins_without_torch_and_ends_with_its_agent(folder):
         "loader = entry.start_loader(['--restore=latest', '--job=one', '--staging=128M',"
         " '--repo=repo'])\n"
         "header, fds = loader._next()\n"
-        "print('torch' in sys.modules, 'torch' in open(f'/proc/{loader.pid}/maps').read())\n"
+        "print('torch' in sys.modules, 'libtorch' in open(f'/proc/{loader.pid}/maps').read())\n"
         "print(loader.pid, flush=True)\n"
         "os._exit(0)"
     )

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 
 from torchmig.capture.device.blocks import StoredBlocks
 from torchmig.capture.device.windows import Piece, Ring
-from torchmig.repo import Reader
+from torchmig.repo import MappedFile, Reader
 
 
 class Lane:
@@ -35,7 +35,8 @@ class Lane:
         self.begun = 0  # windows that have been filled or are being filled
         self._stored = stored
         self._ring = ring
-        self._staging_fd = staging_fd
+        size = ring.size_bytes
+        self._staging = MappedFile(staging_fd, size) if size else None
         self._on_filled = on_filled
         self._telling = threading.Lock()
         self._filled: set[int] = set()  # those that have not been told
@@ -65,8 +66,9 @@ class Lane:
 
     def fill(self, reader: Reader, number: int) -> None:
         """Bring the bytes of a window that was begun."""
+        assert self._staging is not None  # `close` waits for those that were begun
         try:
-            self._stored.bring(reader, self._ring.pieces(number), self._staging_fd)
+            self._stored.bring(reader, self._ring.pieces(number), self._staging)
         finally:
             with self.changed:
                 self._being_filled -= 1
@@ -90,6 +92,7 @@ class Lane:
             self._is_closed = True
             self.changed.notify_all()
             self.changed.wait_for(lambda: not self._being_filled)
+            self._staging = None  # unmaps it
 
 
 class Arrivals:

@@ -5,6 +5,7 @@ from torchmig.repo.blob import Kind
 from torchmig.repo.depot import Depot
 from torchmig.repo.extents import Extent
 from torchmig.repo.manifest import JobName, Manifest, RankSection, Stream, target_path
+from torchmig.repo.memory import MappedFile
 from torchmig.repo.reader import Mapping, Reader
 from torchmig.repo.repository import Repository, Summary
 from torchmig.repo.stream import StreamWriter
@@ -17,6 +18,7 @@ __all__ = [
     "JobName",
     "Kind",
     "Manifest",
+    "MappedFile",
     "Mapping",
     "RankSection",
     "Reader",

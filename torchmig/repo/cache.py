@@ -30,6 +30,7 @@ from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.copy import copy_streams
 from torchmig.repo.extents import MAX_OFFSET, Row
 from torchmig.repo.manifest import Manifest, Stream
+from torchmig.repo.memory import MappedFile
 from torchmig.repo.prune import prune
 from torchmig.repo.reader import Mapping, Reader
 from torchmig.repo.repository import Repository, Summary
@@ -225,7 +226,7 @@ class Nearest(Reader):
     def restore(
         self,
         stream: Stream,
-        target: int | str | Path,
+        target: int | str | Path | MappedFile,
         mapping: Sequence[Mapping] | None = None,
         extents: list[Row] | None = None,
     ) -> None:

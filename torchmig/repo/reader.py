@@ -8,6 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from torchmig.repo.blob import Decoder
 from torchmig.repo.extents import MAX_OFFSET, Extent, Row, check_extents, decode_tree
 from torchmig.repo.index import Index, Location
 from torchmig.repo.manifest import Stream
+from torchmig.repo.memory import MappedFile
 from torchmig.repo.plan import Read, Wanted, locate, plan_reads
 from torchmig.repo.pool import Pool, default_threads
 from torchmig.store import Buffer, Store
@@ -78,7 +80,7 @@ class Reader:
     def restore(
         self,
         stream: Stream,
-        target: int | str | Path,
+        target: int | str | Path | MappedFile,
         mapping: Sequence[Mapping] | None = None,
         extents: list[Row] | None = None,
     ) -> None:
@@ -86,15 +88,15 @@ class Reader:
 
         Args:
             stream: what to restore.
-            target: a path, which is made with the stream's mode and must not exist, or an open
-                file, which is emptied first.
+            target: a path, which is made with the stream's mode and must not exist; an open file,
+                which is emptied first if there is no mapping; a mapped one, for which there is.
             mapping: which part of the stream goes where in the file, in the order of stream
                 offsets, for streams whose offsets are addresses. The file's length is then the
                 caller's business, and bytes that no mapping names are left out.
             extents: those of the stream that the mapping touches, from a caller who knows them: one
                 who takes a long stream in many parts does not want all looked through each time.
         """
-        if isinstance(target, int):
+        if isinstance(target, int | MappedFile):
             self._restore_into(stream, target, mapping, extents)
             return
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -235,19 +237,22 @@ class Reader:
     def _restore_into(
         self,
         stream: Stream,
-        fd: int,
+        target: int | MappedFile,
         mapping: Sequence[Mapping] | None,
         extents: list[Row] | None,
     ) -> None:
         if extents is None:
             extents = self.rows(stream)
+        put = target.write if isinstance(target, MappedFile) else partial(_write_at, target)
         if mapping is None:
-            os.ftruncate(fd, 0)
-            os.ftruncate(fd, stream.size_bytes)
+            if isinstance(target, MappedFile):
+                raise UsageError("what goes where in a mapped file has to be said")
+            os.ftruncate(target, 0)
+            os.ftruncate(target, stream.size_bytes)
 
             def write(wanted: Wanted, data: Buffer, _: memoryview) -> None:
                 for offset in wanted.offsets:
-                    _write_at(fd, data, offset)
+                    put(data, offset)
                     self._advance(len(data))
 
             self._for_each(stream, extents, write)
@@ -257,8 +262,8 @@ class Reader:
         def write_mapped(wanted: Wanted, data: Buffer, _: memoryview) -> None:
             view = memoryview(data)
             for offset in wanted.offsets:
-                for start, end, target in targets[offset]:
-                    _write_at(fd, view[start:end], target)
+                for start, end, place in targets[offset]:
+                    put(data if end - start == len(data) else view[start:end], place)
                     self._advance(end - start)
 
         self._for_each(stream, [row for row in extents if row[0] in targets], write_mapped)

@@ -5,7 +5,6 @@ depend on its bytes alone: data-parallel ranks, which hold equal tensors at what
 store them once.
 """
 
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ from operator import itemgetter
 
 from torchmig.capture.device.windows import Block, Piece
 from torchmig.errors import IntegrityError, SnapshotUnfitError
-from torchmig.repo import Kind, Mapping, Reader, Stream, Writer
+from torchmig.repo import Kind, MappedFile, Mapping, Reader, Stream, Writer
 from torchmig.repo.blob import CHUNK_BYTES
 from torchmig.repo.extents import Row
 
 GPU = "gpu/"
-_ZEROS = memoryview(bytes(1 << 20))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ class StoredBlocks:
                 raise IntegrityError(f"the snapshot lacks the stream '{name}'")
             self._streams[device] = by_name[name]
 
-    def bring(self, reader: Reader, pieces: Sequence[Piece], staging_fd: int) -> None:
+    def bring(self, reader: Reader, pieces: Sequence[Piece], staging: MappedFile) -> None:
         """Bring pieces of the blocks into staging, whatever lies there."""
         for device, stream in self._streams.items():
             mappings = [
@@ -123,8 +121,8 @@ class StoredBlocks:
                 self._rows[device] = reader.rows(stream)
             rows = between(self._rows[device], mappings)
             for offset, size in holes(rows, mappings):
-                _write_zeros(staging_fd, offset, size)
-            reader.restore(stream, staging_fd, mappings, rows)
+                staging.write_zeros(offset, size)
+            reader.restore(stream, staging, mappings, rows)
 
 
 def between(rows: list[Row], mappings: Sequence[Mapping]) -> list[Row]:
@@ -160,12 +158,6 @@ def holes(rows: Sequence[Row], mappings: Sequence[Mapping]) -> Iterator[tuple[in
             position = begin
             if begin < end:
                 position = rows[number][0] + rows[number][1]
-
-
-def _write_zeros(fd: int, offset: int, size: int) -> None:
-    while size:
-        done = os.pwrite(fd, _ZEROS[:size], offset)
-        offset, size = offset + done, size - done
 
 
 def to_state(blocks: Sequence[Block]) -> list[list[int]]:
