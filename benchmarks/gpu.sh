@@ -55,9 +55,9 @@ for part in "$@"; do
         two) tests two tests/gpu -m multigpu ;;
         faults) tests faults tests/gpu/test_faults_gpu.py ;;
         repository) timeout 450 python3 -m benchmarks.gpu_repository > "$out/repository.log" 2>&1 ;;
-        steady) timeout 450 python3 -m benchmarks.steady_state_gpu > "$out/steady.log" 2>&1 ;;
+        steady) timeout 450 python3 -m benchmarks.steady_state_gpu --rounds 4 --steps 60 > "$out/steady.log" 2>&1 ;;
         steady2)
-            timeout 450 python3 -m benchmarks.steady_state_gpu --ranks 2 --rounds 4 > "$out/$part.log" 2>&1
+            timeout 450 python3 -m benchmarks.steady_state_gpu --ranks 2 --rounds 3 --steps 60 > "$out/$part.log" 2>&1
             ;;
         compare | large)
             jobs="copy fill16 gpt"

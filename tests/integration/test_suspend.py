@@ -6,6 +6,7 @@ import random
 import signal
 
 import pytest
+import running
 from running import JOBS, by_rank, snapshots, torchmig, unbroken
 from running import ForkedRun as Run
 
@@ -37,6 +38,19 @@ def suspend_and_restore(folder, ranks, step, script, *arguments):
 )
 def test_prints_what_the_unbroken_run_prints(tmp_path, ranks, step, script, arguments):
     suspend_and_restore(tmp_path, ranks, step, script, *arguments)
+
+
+def test_images_are_on_their_way_before_torch_is_there(tmp_path):
+    arguments = ("ddp.py", "40")
+    first = Run(tmp_path, "--nproc-per-node=2", JOBS / arguments[0], *arguments[1:])
+    first.wait_for_step(5).suspend()
+    # A program of its own, which imports torch.
+    second = running.Run(tmp_path, "--json", "--work-dir=work", "--restore=latest").finish()
+    assert by_rank(first.text, second.text) == unbroken(2, *arguments)
+    messages = [json.loads(line) for line in second.errors.splitlines() if line.startswith("{")]
+    ages = {each["phase"]: each["seconds"] for each in messages if each.get("state") == "begun"}
+    assert ages["fetch"] > 0.2 > ages["restore"]
+    assert list((tmp_path / "work").iterdir()) == []
 
 
 def test_ten_cycles_at_random_moments(tmp_path):

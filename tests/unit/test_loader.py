@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from arriving import digests, take
 
-from torchmig.agent import entry
+from torchmig.agent import entry, workfolders
 from torchmig.agent.loader import Loader, Request
 from torchmig.capture.device.blocks import place, to_state
 from torchmig.capture.device.windows import Block
@@ -19,28 +20,15 @@ from torchmig.errors import ExitCode, HostUnfitError, IntegrityError, TorchmigEr
 from torchmig.progress import make_progress
 from torchmig.repo import Depot, JobName, Kind, Manifest, RankSection, Repository
 
+PROGRAM = Path(sys.executable).with_name("torchmig-run")
 MIB = 1 << 20
 SIZES = (30 * MIB, 5, 50 * MIB)
+IMAGE = "core-1.img"
 QUIET = make_progress(as_json=False, quiet=True)
 
 
-def in_memory(path):
-    """Return whether a pack lies in the page cache, but for the header at its end."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        try:
-            return os.preadv(file.fileno(), [bytearray(size)], 0, os.RWF_NOWAIT) > size - MIB // 8
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            pytest.skip(f"the file system of '{path}' does not say what is in memory: {error}")
-
-
-def forget(folder):
-    for path in packs(folder):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def image(rank):
+    return random.Random(rank).randbytes(40 * MIB)
 
 
 def packs(folder):
@@ -77,12 +65,7 @@ def commit(repository, job, nodes, noise):
         ]
         streams = [
             write(repository, f"rank-{rank}/gpu/0", Kind.GPU_BLOCK, parts),
-            write(
-                repository,
-                f"rank-{rank}/pages",
-                Kind.HOST_PAGES,
-                [(0, noise.randbytes(8 * MIB))],
-            ),
+            write(repository, f"rank-{rank}/images/{IMAGE}", Kind.CRIU_IMAGE, [(0, image(rank))]),
         ]
         state = {"gpu": {"facts": {"devices": [{}]}, "blocks": to_state(blocks)}}
         sections.append(RankSection(rank, node, 1, streams, state))
@@ -116,9 +99,11 @@ def folder(made, monkeypatch):
     return made[0]
 
 
-def load(folder, reference="latest", job="one", ranks=None, host="here", staging_bytes=None):
-    depot = Depot(str(folder)).to_dict()
-    return Loader(Request(depot, reference, job, ranks, host, staging_bytes))
+def load(folder, reference="latest", job="one", work=None, criu=None, **options):
+    options = {"ranks": None, "host": "here", "staging_bytes": None, **options}
+    work_path = None if work is None else str(work.path)
+    request = Request(Depot(str(folder)).to_dict(), reference, job, **options, work=work_path)
+    return Loader(replace(request, criu=criu), work)
 
 
 def manifest_of(folder, job="one"):
@@ -197,30 +182,79 @@ def test_what_goes_wrong_there_is_raised_here(folder, tmp_path):
     loader = load(folder, staging_bytes=128 * MIB)
     loaded = loader.loaded(manifest, manifest.ranks, QUIET)
     os.kill(loader.pid, signal.SIGKILL)
-    with pytest.raises(TorchmigError, match="that loads GPU memory has ended with -9"):
+    with pytest.raises(TorchmigError, match="that brings the snapshot has ended with -9"):
         take_all(loaded[0])
 
-    damaged = tmp_path / "repo"
-    subprocess.run(["cp", "-a", folder, damaged], check=True)
-    for path in packs_of(damaged, "one", "rank-1/gpu/0"):
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+    damaged = damage(folder, tmp_path / "repo", "rank-1/gpu/0")
     loaded = load(damaged).loaded(manifest, manifest.ranks, QUIET)
     with pytest.raises(IntegrityError, match=r"'rank-1/gpu/0' of snapshot .* is damaged"):
         take_all(loaded[1])
 
 
-def test_processes_and_files_are_read_for_the_page_cache(folder):
-    pages = packs_of(folder, "two", "rank-1/pages")
-    others = packs_of(folder, "two", "rank-0/pages") | packs_of(folder, "one", "rank-0/pages")
-    forget(folder)
-    if any(map(in_memory, pages)):
-        pytest.skip(f"'{folder}' is on no disk")
-    loader = load(folder, job="two", host="there")
-    wait_until(lambda: all(map(in_memory, pages)))
-    assert not any(map(in_memory, others))
+def damage(folder, copy, stream):
+    """Return a copy of a repository in which a stream of job "one" is damaged."""
+    subprocess.run(["cp", "-a", folder, copy], check=True)
+    for path in packs_of(copy, "one", stream):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    return copy
+
+
+@pytest.fixture
+def work(tmp_path):
+    return workfolders.make(str(tmp_path / "work"))
+
+
+@pytest.mark.criu
+def test_images_come_and_go_with_their_folder(folder, work):
+    manifest = manifest_of(folder)
+    loader = load(folder, work=work)
+    loaded = loader.loaded(manifest, manifest.ranks, QUIET)
+    counts = []
+    loader.wait_images(counts.append)
+    for rank in (0, 1):
+        assert (work.path / str(rank) / IMAGE).read_bytes() == image(rank)
+    assert sum(counts) == 2 * 40 * MIB
+    assert len(counts) < 10  # each is a system call here and there
+    for each in loaded.values():
+        each.arrivals.close()
+        each.staging.close()
+    wait_until(lambda: ended(loader.pid))
+    assert not work.path.exists()
+
+
+@pytest.mark.criu
+def test_what_goes_wrong_with_images_is_raised_and_the_folder_removed(folder, tmp_path, work):
+    manifest = manifest_of(folder)
+
+    def fails(loader, message):
+        loader.loaded(manifest, manifest.ranks, QUIET)
+        with pytest.raises(TorchmigError, match=message):
+            loader.wait_images(lambda size: None)
+        loader.close()
+        assert not work.path.exists()
+        work.path.mkdir(mode=0o700)
+
+    damaged = damage(folder, tmp_path / "repo", f"rank-1/images/{IMAGE}")
+    fails(load(damaged, work=work), f"'rank-1/images/{IMAGE}' of snapshot .* is damaged")
+    fails(load(folder, work=work, criu="/no/criu"), "cannot use CRIU: '/no/criu' does not start")
+    (work.path / "0").write_text("in the way")
+    fails(load(folder, work=work), "File exists")
+
+
+@pytest.mark.criu
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_nothing_is_left_of_images_that_are_broken_off(folder, work, number):
+    manifest = manifest_of(folder)
+    loader = load(folder, work=work)
+    loader.loaded(manifest, manifest.ranks, QUIET)
+    os.kill(loader.pid, number)
+    if number == signal.SIGKILL:
+        wait_until(lambda: ended(loader.pid))
     loader.close()
+    assert ended(loader.pid)
+    assert not work.path.exists()
 
 
 @pytest.mark.parametrize(
@@ -232,24 +266,42 @@ def test_processes_and_files_are_read_for_the_page_cache(folder):
         (["--repo=repo", "train.py"], {}, False),
     ],
 )
-def test_what_the_command_line_asks_for(folder, monkeypatch, arguments, environment, is_loaded):
+def test_what_the_command_line_asks_for(
+    folder, tmp_path, monkeypatch, arguments, environment, is_loaded
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    loader = entry.start_loader(arguments)
+    work = tmp_path / "work"
+    loader = entry.start_loader([f"--work-dir={work}", *arguments])
     assert (loader is not None) is is_loaded
+    assert work.exists() is is_loaded
     if loader is not None:
         manifest = manifest_of(folder)
         assert set(loader.loaded(manifest, manifest.ranks, QUIET)) == {0, 1}
+        assert loader.work.path.parent == work
         loader.close()
+        assert list(work.iterdir()) == []
 
 
-def test_bad_arguments_are_the_programs_to_refuse():
-    command = [sys.executable, "-c", "from torchmig.agent.entry import main; main()"]
+def test_bad_arguments_are_the_programs_to_refuse(tmp_path):
+    command = [PROGRAM, f"--work-dir={tmp_path}"]
     for bad in (["--restore"], ["--restore=x", "--staging=much"], ["--restore=x", "--repo="]):
         done = subprocess.run([*command, *bad], capture_output=True, text=True, check=False)
         assert done.returncode != ExitCode.OK
         assert "Traceback" not in done.stderr
         assert done.stderr.count("torchmig-run: ") == 1, done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scripts_own_restore_option_is_not_ours(folder, tmp_path):
+    """What was begun for it is over by the time the script runs."""
+    work = tmp_path / "work"
+    script = tmp_path / "script.py"
+    script.write_text(f"import os; print(os.listdir({str(work)!r}))")
+    options = [f"--work-dir={work}", f"--runtime-dir={tmp_path}/run", "--repo=repo", "--job=one"]
+    command = [PROGRAM, *options, "--nproc-per-node=1", script, "--restore=latest"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (ExitCode.OK, "[]\n"), done.stderr
 
 
 def test_it_begins_without_torch_and_ends_with_its_agent(folder):

@@ -22,9 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     loader = None
     with contextlib.suppress(TorchmigError, OSError):  # the program itself will say it
         loader = start_loader(given)
-    from torchmig.agent import main as program
+    try:
+        from torchmig.agent import main as program
 
-    return program.main(given, loader)
+        return program.main(given, loader)
+    finally:
+        if loader is not None:
+            loader.close()
 
 
 def start_loader(argv: Sequence[str]) -> "Loader | None":
@@ -35,24 +39,27 @@ def start_loader(argv: Sequence[str]) -> "Loader | None":
     """
     parser = _Quiet(add_help=False)
     add_options(parser, Group.RUN)
-    # torchrun's own options are not known here. A script's `--restore` may be taken for ours:
-    # then something is loaded that nobody takes.
+    # torchrun's own options are not known here. A script's `--restore` may be taken for ours: then
+    # something is loaded that nobody takes, until the program has understood its arguments.
     arguments, _ = parser.parse_known_args(argv)
     fill(arguments, [Group.RUN])
     if arguments.restore is None:
         return None
+    from torchmig.agent import workfolders
     from torchmig.agent.loader import Loader, Request
 
-    return Loader(
-        Request(
-            depot=depot_of(arguments).to_dict(),
-            reference=arguments.restore,
-            job=arguments.job,
-            ranks=None,
-            host=socket.gethostname(),
-            staging_bytes=arguments.staging,
-        )
+    work = workfolders.make(arguments.work_dir)
+    request = Request(
+        depot=depot_of(arguments).to_dict(),
+        reference=arguments.restore,
+        job=arguments.job,
+        ranks=None,
+        host=socket.gethostname(),
+        staging_bytes=arguments.staging,
+        criu=arguments.criu,
+        work=str(work.path),
     )
+    return Loader(request, work)
 
 
 def depot_of(arguments: argparse.Namespace) -> "Depot":

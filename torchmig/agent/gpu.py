@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from torchmig.agent.gpu_state import STATE
 from torchmig.agent.inflow import Arrivals, Inflow, Lane
 from torchmig.agent.link import RankLink
-from torchmig.agent.loader import STATE, Loaded
+from torchmig.agent.loader import Loaded
 from torchmig.capture.device import blocks as gpu_blocks
 from torchmig.capture.device import driver, gpus
 from torchmig.capture.device.environment import has_gpu

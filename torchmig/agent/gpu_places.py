@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from torchmig.agent.gpu import CONTEXT_BYTES
-from torchmig.agent.loader import STATE
+from torchmig.agent.gpu_state import STATE
 from torchmig.capture.device import driver, gpus
 from torchmig.capture.device.environment import has_gpu
 from torchmig.errors import SnapshotUnfitError

@@ -69,6 +69,8 @@ class Program:
         manifest = load(arguments) if arguments.restore is not None else None
         if manifest is not None:
             take_over(arguments, manifest)
+        elif self.loader is not None:
+            self.loader.close()  # it was the script's own option that asked for a restore
         settings = self.settings = make_settings(arguments)
         if manifest is not None and settings.unfit:
             raise HostUnfitError(f"cannot restore snapshot {manifest.id[:8]}: {settings.unfit}")

@@ -24,8 +24,8 @@ from torchmig.agent import gpu as rank_gpu
 from torchmig.agent import gpu_places, workfolders
 from torchmig.agent.claims import Claim
 from torchmig.agent.gpu import GpuStage, RankGpu
+from torchmig.agent.gpu_state import STATE
 from torchmig.agent.link import RankGoneError, RankLink
-from torchmig.agent.loader import STATE
 from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.agent.workfolders import WorkFolder
 from torchmig.capture import files, folders

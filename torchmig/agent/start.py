@@ -3,7 +3,6 @@
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +14,21 @@ from torchmig.agent import gpu as rank_gpu
 from torchmig.agent import gpu_places, workfolders
 from torchmig.agent.claims import Claim
 from torchmig.agent.gpu import RankGpu
+from torchmig.agent.gpu_state import uses_gpus
 from torchmig.agent.link import RankLink
-from torchmig.agent.loader import Loaded, Loader, Request, uses_gpus
+from torchmig.agent.loader import Loaded, Loader, Request
 from torchmig.agent.node import Rank
 from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.capture import files, folders
 from torchmig.capture.device.environment import rank_environment
 from torchmig.capture.device.staging import Staging
-from torchmig.capture.process import aside, images, trees
+from torchmig.capture.process import trees
+from torchmig.capture.process.fetch import fetch_images
 from torchmig.criu import Criu
 from torchmig.cut import Report
 from torchmig.errors import SnapshotUnfitError, TorchmigError
 from torchmig.progress import Progress
-from torchmig.repo import Advance, Depot, Manifest, RankSection, Reader
+from torchmig.repo import Depot, Manifest, RankSection
 from torchmig.together import together
 from torchmig.worker import SOCKET
 
@@ -141,14 +142,15 @@ class SnapshotStarter:
         what = f"snapshot {self.manifest.id[:8]}"
         gpu_maps = gpu_places.plan_restore(sections, self.gpus, what)
         with ExitStack() as undo:
-            loaded = self._load(sections, undo)
+            loader, loaded = self._load(sections, undo)
             waiting = [
                 self._prepare(plan, section, loaded.get(plan.rank), undo)
                 for plan, section in zip(plans, sections, strict=True)
             ]
-            work = workfolders.make(self.work_dir)
+            ahead = loader.work if loader is not None else None
+            work = ahead or workfolders.make(self.work_dir)
             try:
-                ranks = self._restore_all(waiting, work.path, undo)
+                ranks = self._restore_all(waiting, work.path, loader, undo)
             finally:
                 work.remove()
             if any(rank.gpu.in_use for rank in ranks):
@@ -159,16 +161,22 @@ class SnapshotStarter:
             undo.pop_all()
         return ranks
 
-    def _load(self, sections: Sequence[RankSection], undo: ExitStack) -> dict[int, Loaded]:
-        """Have the GPU memory of ranks loaded, if that has not begun before."""
+    def _load(
+        self, sections: Sequence[RankSection], undo: ExitStack
+    ) -> tuple[Loader | None, dict[int, Loaded]]:
+        """Have the GPU memory of ranks loaded, if that has not begun before.
+
+        Returns:
+            What loads, if there is anything to load, and what comes for each rank.
+        """
         loader, self.loader = self.loader, None
         if loader is not None:
             undo.callback(loader.close)
             with suppress(LookupError, TorchmigError):  # tried again below
-                return loader.loaded(self.manifest, sections, self.progress)
+                return loader, loader.loaded(self.manifest, sections, self.progress)
             loader.close()
         if not any(uses_gpus(section) for section in sections):
-            return {}
+            return None, {}
         loader = Loader(
             Request(
                 depot=self.depot.to_dict(),
@@ -180,7 +188,7 @@ class SnapshotStarter:
             )
         )
         undo.callback(loader.close)
-        return loader.loaded(self.manifest, sections, self.progress)
+        return loader, loader.loaded(self.manifest, sections, self.progress)
 
     def _prepare(
         self, plan: RankPlan, section: RankSection, loaded: Loaded | None, undo: ExitStack
@@ -193,13 +201,15 @@ class SnapshotStarter:
         gpu.take(section, loaded)
         return _Waiting(plan, section, folder, claim, gpu)
 
-    def _restore_all(self, waiting: list[_Waiting], work: Path, undo: ExitStack) -> list[Rank]:
+    def _restore_all(
+        self, waiting: list[_Waiting], work: Path, loader: Loader | None, undo: ExitStack
+    ) -> list[Rank]:
         def restore(each: _Waiting) -> Rank:
             rank = self._restore(each, work / str(each.plan.rank))
             undo.callback(rank.end)
             return rank
 
-        self._fetch([each.section for each in waiting], work)
+        self._fetch([each.section for each in waiting], work, loader)
         with self.progress.phase("restore"):
             return together(restore, waiting)
 
@@ -211,10 +221,12 @@ class SnapshotStarter:
             f"cannot restore snapshot {self.manifest.id[:8]}: it has no rank {rank}"
         )
 
-    def _fetch(self, sections: Sequence[RankSection], work: Path) -> None:
+    def _fetch(self, sections: Sequence[RankSection], work: Path, loader: Loader | None) -> None:
         """Bring images and files here; every byte is checked before the first process starts."""
+        is_ahead = loader is not None and loader.work is not None
+        begun = loader.begun if loader is not None and is_ahead else None
         with (
-            self.progress.phase("fetch") as phase,
+            self.progress.phase("fetch", begun=begun) as phase,
             self.depot.reading(self.manifest, phase.advance) as reader,
         ):
             reader.verify(
@@ -223,30 +235,15 @@ class SnapshotStarter:
                 for stream in section.streams
                 if f"/{files.FILES}" in stream.name
             )
-            self._fetch_images(sections, work, reader, phase.advance)
+            if loader is not None and is_ahead:
+                loader.wait_images(phase.advance)
+            else:
+                fetch_images(self.depot, self.criu, self.manifest, sections, work, phase.advance)
             for section in sections:
                 written = [files.WrittenFile.from_dict(f) for f in section.state["files"]]
                 prefix = f"rank-{section.rank}/"
                 files.restore_files(reader, section.streams, written, prefix)
                 folders.make(section.state["folders"])
-
-    def _fetch_images(
-        self, sections: Sequence[RankSection], work: Path, reader: Reader, advance: Advance
-    ) -> None:
-        """Bring each rank's images into a folder of its own, large ones in processes."""
-        with ThreadPoolExecutor(max_workers=len(sections)) as pool:
-            beside = []
-            for section in sections:
-                folder = work / str(section.rank)
-                folder.mkdir(mode=0o700)
-                prefix = f"rank-{section.rank}/"
-                if aside.pays(images.image_bytes(section.streams, prefix)):
-                    of = (self.depot, self.criu, self.manifest.id, section, prefix, folder)
-                    beside.append(pool.submit(aside.restore_images, *of, advance))
-                else:
-                    images.restore_images(self.criu, reader, section.streams, prefix, folder)
-            for future in beside:
-                future.result()
 
     def _restore(self, waiting: _Waiting, dumped: Path) -> Rank:
         state, plan, folder = waiting.section.state, waiting.plan, waiting.folder

@@ -1,6 +1,6 @@
 """Snapshots of jobs, kept as deduplicated, checked blobs in a store."""
 
-from torchmig.repo.advance import Advance, unheard
+from torchmig.repo.advance import Advance, InSteps, unheard
 from torchmig.repo.blob import Kind
 from torchmig.repo.depot import Depot
 from torchmig.repo.extents import Extent
@@ -15,6 +15,7 @@ __all__ = [
     "Advance",
     "Depot",
     "Extent",
+    "InSteps",
     "JobName",
     "Kind",
     "Manifest",

@@ -1,5 +1,6 @@
 """How a caller hears of bytes as they are done."""
 
+import threading
 from collections.abc import Callable
 
 Advance = Callable[[int], None]
@@ -8,3 +9,28 @@ Advance = Callable[[int], None]
 
 def unheard(size_bytes: int) -> None:
     """Tell nobody."""
+
+
+class InSteps:
+    """Passes numbers of bytes on when they have become many: to tell may cost a system call."""
+
+    def __init__(self, advance: Advance, step_bytes: int = 16 << 20) -> None:
+        self._advance = advance
+        self._step_bytes = step_bytes
+        self._lock = threading.Lock()
+        self._untold_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Take note of bytes that are done; an `Advance`."""
+        with self._lock:
+            self._untold_bytes += size_bytes
+            if self._untold_bytes < self._step_bytes:
+                return
+            told, self._untold_bytes = self._untold_bytes, 0
+        self._advance(told)
+
+    def close(self) -> None:
+        """Pass on what is left."""
+        with self._lock:
+            told, self._untold_bytes = self._untold_bytes, 0
+        self._advance(told)

@@ -32,6 +32,7 @@ from torchmig.errors import ExitCode, TorchmigError, from_message, to_message
 from torchmig.repo import (
     Advance,
     Depot,
+    InSteps,
     JobName,
     Manifest,
     RankSection,
@@ -46,7 +47,7 @@ THREADS = 6  # more of one interpreter stand in each other's way
 FEWEST_CORES = 4  # below there is nothing to win
 SMALLEST_BYTES = 256 << 20  # of images; for fewer the start of a process takes longer
 _READ_BYTES = 1 << 16
-_TELL_EVERY_BYTES = 16 << 20
+_saying = threading.Lock()
 
 
 def pays(size_bytes: int) -> bool:
@@ -173,30 +174,9 @@ def _end_with_agent() -> None:
 
 
 def _say(answer: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(msgpack.packb(answer))
-    sys.stdout.buffer.flush()
-
-
-class _Done:
-    """Counts bytes for the agent, which is told of many at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._untold_bytes = 0
-
-    def add(self, size_bytes: int) -> None:
-        with self._lock:
-            self._untold_bytes += size_bytes
-            if self._untold_bytes >= _TELL_EVERY_BYTES:
-                self._tell()
-
-    def say(self) -> None:
-        with self._lock:
-            self._tell()
-
-    def _tell(self) -> None:
-        _say({"done": self._untold_bytes})
-        self._untold_bytes = 0
+    with _saying:
+        sys.stdout.buffer.write(msgpack.packb(answer))
+        sys.stdout.buffer.flush()
 
 
 def _tools(request: dict[str, Any]) -> tuple[Depot, Criu, Path, str]:
@@ -218,10 +198,10 @@ def _restore(request: dict[str, Any]) -> dict[str, Any]:
     # What a reader needs to know of a snapshot: its name, for messages.
     manifest = Manifest(JobName(""), "", ranks=[section], id=request["snapshot"])
 
-    done = _Done()
+    done = InSteps(lambda size_bytes: _say({"done": size_bytes}))
     with depot.reading(manifest, done.add, threads=THREADS) as reader:
         images.restore_images(criu, reader, section.streams, prefix, folder)
-    done.say()
+    done.close()
     return {}
 
 
