@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 from faulty import mortal_criu, mounted, remount
 from running import JOBS, by_rank, snapshots, unbroken
 from running import ForkedRun as Run
+
+from torchmig.capture.device import environment
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
@@ -86,6 +89,79 @@ def test_a_rank_that_holds_what_cannot_be_dumped(tmp_path):
     assert "Traceback" not in run.errors
     assert by_rank(run.text) == unbroken(2, "holding.py", *HELD)
     assert snapshots(tmp_path) == []
+
+
+NCCL = r"""
+// Communicates with itself, as far as sockets tell.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static int ends[2];
+
+int open_ends(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t size = sizeof(address);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (struct sockaddr*)&address, size) != 0 || listen(listener, 1) != 0 ||
+        getsockname(listener, (struct sockaddr*)&address, &size) != 0 ||
+        connect(ends[0], (struct sockaddr*)&address, size) != 0) {
+        return 1;
+    }
+    ends[1] = accept(listener, 0, 0);
+    return ends[1] < 0 || close(listener) != 0;
+}
+
+void close_ends(void) {
+    close(ends[0]);
+    close(ends[1]);
+}
+"""
+
+COMMUNICATING = """
+import ctypes, os, runpy, sys, threading, time
+from pathlib import Path
+
+library, drop, script = ctypes.CDLL(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+
+def close():
+    while not drop.exists():
+        time.sleep(0.01)
+    library.close_ends()
+    print("closed", file=sys.stderr, flush=True)
+
+if os.environ["RANK"] == "1":
+    assert library.open_ends() == 0
+    threading.Thread(target=close).start()
+sys.argv = sys.argv[3:]
+sys.path.insert(0, os.path.dirname(script))
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def test_a_communicator_that_is_not_torchs(tmp_path):
+    """NCCL without a GPU is a library of its name that opens connections."""
+    (tmp_path / "nccl.c").write_text(NCCL)
+    library, drop = tmp_path / "libnccl.so.2", tmp_path / "drop"
+    options = ("-shared", "-fPIC", "-o", library, tmp_path / "nccl.c")
+    subprocess.run(["cc", *options], check=True)
+    script = tmp_path / "communicating.py"
+    script.write_text(COMMUNICATING)
+    job = (JOBS / "plain.py", STEPS, SECONDS)
+    env = {"LD_PRELOAD": str(environment.preload_library())}
+    run = Run(tmp_path, "--nproc-per-node=2", script, library, drop, *job, env=env)
+    run.wait_for_step(4)
+    said = r"withdrawn, the job goes on: rank 1: process \d+ has an NCCL communicator .*destroy it"
+    for count, request in enumerate((signal.SIGUSR1, signal.SIGUSR2), 1):
+        run.signal(request).wait_for(rf"({said}[^$]*){{{count}}}")
+    assert snapshots(tmp_path) == []
+    drop.touch()
+    run.wait_for("closed")
+    run.suspend()
+    again = Run(tmp_path, "--restore=latest", env=env).finish()
+    assert by_rank(run.text, again.text) == unbroken(2, "plain.py", STEPS, SECONDS)
 
 
 def test_what_is_half_written_is_not_listed(tmp_path):

@@ -208,6 +208,18 @@ class Node:
             reasons += [f"rank {number}: {reason}" for reason in found]
         return reasons
 
+    def left_over(self) -> list[str]:
+        """Return what is connected although communication has been taken down.
+
+        A communicator that torch.distributed has not made looks like one of its own until then.
+        """
+        reasons = []
+        for number, sockets in self.call("nccl_sockets"):
+            rank = next(each for each in self.ranks if each.rank == number)
+            found = find_refused(rank.process.tree(), [], sockets)
+            reasons += [f"rank {number}: {reason}" for reason in found]
+        return reasons
+
     def dump(self) -> list[dict[str, Any]]:
         """Dump all rank trees, side by side, and copy their files; the trees are left stopped."""
         self.frozen.set()
@@ -397,6 +409,7 @@ _SERVED = {
     "call",
     "capture",
     "refused",
+    "left_over",
     "stacks",
     "dump",
     "save",

@@ -279,11 +279,14 @@ class Request:
 
     def _refuse(self) -> None:
         """Refuse by name what could not be restored; nothing has been frozen yet."""
-        reasons = [reason for node in self._every("refused") for reason in node]
-        if reasons:
-            raise HostUnfitError("; ".join(reasons))
+        self._refuse_what("refused")
         answers = [held for node in self._every("call", name="groups") for _, held in node]
         self._parted = parted.without_peers(tuple(group) for held in answers for group in held)
+
+    def _refuse_what(self, method: str) -> None:
+        reasons = [reason for node in self._every(method) for reason in node]
+        if reasons:
+            raise HostUnfitError("; ".join(reasons))
 
     def _wait_for_quiet(self) -> None:
         """Wait until nothing moves on any rank: all that has been issued is complete."""
@@ -302,12 +305,17 @@ class Request:
             time.sleep(QUIET_PAUSE_SECONDS)
 
     def _take_down(self) -> None:
-        """Save the store and take communication down; nothing moves any more."""
+        """Save the store and take communication down; nothing moves any more.
+
+        Raises:
+            HostUnfitError: Something is still connected; nothing has been frozen yet.
+        """
         first = self.job.nodes[0].call("call", name="store_keys")
         self._keys = next((keys for _, keys in first if keys), {})
         self._down = True
         self._every("call", name="mute")
         self._drop_communication()
+        self._refuse_what("left_over")
 
     def _drop_communication(self) -> None:
         self._every("call", name="take_down", request=self._parted)

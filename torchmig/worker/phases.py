@@ -58,6 +58,11 @@ def take_down(request: str) -> str:
     return json.dumps({"neutralised": neutralised})
 
 
+def nccl_sockets(_request: str) -> str:
+    """Return the inodes of NCCL's sockets that are open."""
+    return json.dumps(device.nccl_sockets())
+
+
 def build_up(request: str) -> str:
     """Build communication anew at the place that the request names."""
     where = json.loads(request)

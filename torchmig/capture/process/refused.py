@@ -15,14 +15,18 @@ _REFUSED = {
 }
 
 
-def find_refused(pids: Iterable[int], torch_sockets: Iterable[int]) -> list[str]:
+def find_refused(
+    pids: Iterable[int], torch_sockets: Iterable[int], nccl_sockets: Iterable[int] = ()
+) -> list[str]:
     """Return what cannot be dumped, in words, each with what to do.
 
     Args:
         pids: The tree, as seen here.
         torch_sockets: Inodes of the TCP sockets that are torch's and will be closed.
+        nccl_sockets: Of those that are NCCL's and are still there when torch's are closed.
     """
     known = set(torch_sockets)
+    foreign = set(nccl_sockets)
     reasons = []
     for pid in pids:
         connections = _connections(pid)
@@ -32,7 +36,13 @@ def find_refused(pids: Iterable[int], torch_sockets: Iterable[int]) -> list[str]
                     reasons.append(f"process {pid} has {reason}")
             if target.startswith("socket:["):
                 inode = int(target[len("socket:[") : -1])
-                if inode in connections and inode not in known:
+                if inode in connections and inode in foreign:
+                    reasons.append(
+                        f"process {pid} has an NCCL communicator (connected to "
+                        f"{connections[inode]}) that torch.distributed has not made, and nobody "
+                        "could make it anew: destroy it before, or use a process group"
+                    )
+                elif inode in connections and inode not in known:
                     reasons.append(
                         f"process {pid} has a TCP connection to {connections[inode]} that is not "
                         "torch's: connections cannot be moved to another host, so the script has "
