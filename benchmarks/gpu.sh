@@ -3,7 +3,7 @@
 #
 #   benchmarks/gpu.sh PART...
 #
-# Parts, each of which ends inside eight minutes: build alone one two faults
+# Parts, each of which ends inside eight minutes: build alone one two faults refusals
 #        compare large repository steady steady2
 # A line for each check and a table of figures come last; logs go to $OUT, or build/gpu.
 # CRIU is the one of TORCHMIG_CRIU or on PATH; wheels that are missing may lie in $WHEELS.
@@ -54,6 +54,7 @@ for part in "$@"; do
         one) tests one tests/gpu/test_agent_gpu.py -m "gpu and not multigpu" -n 8 --dist worksteal ;;
         two) tests two tests/gpu -m multigpu ;;
         faults) tests faults tests/gpu/test_faults_gpu.py ;;
+        refusals) tests refusals tests/gpu/test_refusals_gpu.py -m "gpu and not multigpu" -n 4 ;;
         repository) timeout 450 python3 -m benchmarks.gpu_repository > "$out/repository.log" 2>&1 ;;
         steady) timeout 450 python3 -m benchmarks.steady_state_gpu --rounds 4 --steps 60 > "$out/steady.log" 2>&1 ;;
         steady2)
@@ -71,7 +72,7 @@ for part in "$@"; do
     [ $result -eq 0 ] || failed=1
     echo "$part: $([ $result -eq 0 ] && echo passed || echo "failed ($result)") in $(($(date +%s) - begun)) s"
     case $part in
-        alone | one | two | faults)
+        alone | one | two | faults | refusals)
             grep -E "^(PASSED|FAILED|SKIPPED|ERROR|E  .*(torchmig-run:|Error))" "$out/$part.log" | cut -c1-250
             ;;
         compare | large | repository | steady | steady2) figures="$figures$(grep -E '^(copy: out|\||.*: a step)' "$out/$part.log")

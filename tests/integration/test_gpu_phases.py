@@ -151,7 +151,7 @@ def test_a_loader_that_ends_early_is_replaced_and_a_second_one_missed(tmp_path):
     run = start(tmp_path, 2).wait_for_step(5).suspend()
     again = start(tmp_path, 2, "--restore=latest", faults="loader loaders")
     assert again.wait() == 1
-    assert "the process that loads GPU memory has ended with -9" in again.errors
+    assert "the process that brings the snapshot has ended with -9" in again.errors
     assert_nothing_left(tmp_path)
     again = start(tmp_path, 2, "--restore=latest", faults="loader").wait_for("restored from")
     let_fail(tmp_path, "")

@@ -1,4 +1,4 @@
-"""The process that loads GPU memory, and what it begins with before torch is there."""
+"""The process that brings a snapshot, and what it begins with before torch is there."""
 
 import os
 import random
@@ -186,9 +186,11 @@ def test_what_goes_wrong_there_is_raised_here(folder, tmp_path):
         take_all(loaded[0])
 
     damaged = damage(folder, tmp_path / "repo", "rank-1/gpu/0")
-    loaded = load(damaged).loaded(manifest, manifest.ranks, QUIET)
+    loader = load(damaged)
+    loaded = loader.loaded(manifest, manifest.ranks, QUIET)
     with pytest.raises(IntegrityError, match=r"'rank-1/gpu/0' of snapshot .* is damaged"):
         take_all(loaded[1])
+    loader.close()
 
 
 def damage(folder, copy, stream):

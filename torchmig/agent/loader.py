@@ -40,7 +40,7 @@ from torchmig.progress import Progress
 from torchmig.repo import Advance, Manifest, RankSection
 
 PACKET_BYTES = 1 << 17
-_PROCESS = "torchmig.agent.loading"
+PROCESS = "torchmig.agent.loading"
 _MOST_RANKS = 128
 
 
@@ -92,7 +92,7 @@ class Loader:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _PROCESS],
+                [sys.executable, "-P", "-m", PROCESS],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's signals are for the agent

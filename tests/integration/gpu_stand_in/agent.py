@@ -50,7 +50,7 @@ class Popen(loader.subprocess.Popen):
 
     def __init__(self, args, **options):
         super().__init__(args, **options)
-        if loader.__name__ in args and fails("loaders" if Popen.killed else "loader"):
+        if loader.PROCESS in args and fails("loaders" if Popen.killed else "loader"):
             self.kill()
             Popen.killed = True
 

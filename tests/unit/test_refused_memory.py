@@ -1,0 +1,116 @@
+"""GPU memory that a checkpoint could not keep is noticed where it is made, and made all the same.
+
+The CUDA runtime here is a library of its name that checks what it is given; that a rank is refused
+by name is tested on GPUs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+from torchmig.capture.device import environment
+
+RUNTIME = """
+#include <stddef.h>
+#include <string.h>
+
+typedef struct { char bytes[64]; } Handle;
+
+int cudaMallocManaged(void** out, size_t size, unsigned flags) {
+    *out = (void*)0x1000;
+    return size == 7 && flags == 1 ? 0 : 77;
+}
+int cudaMallocAsync(void** out, size_t size, void* stream) {
+    *out = (void*)0x1000;
+    return size == 8 && stream == (void*)9 ? 0 : 77;
+}
+int cudaIpcGetMemHandle(void* handle, void* address) {
+    memset(handle, 5, sizeof(Handle));
+    return address == (void*)0x1000 ? 0 : 77;
+}
+int cudaIpcOpenMemHandle(void** out, Handle handle, unsigned flags) {
+    *out = (void*)0x2000;
+    return handle.bytes[0] == 5 && handle.bytes[63] == 5 && flags == 1 ? 0 : 77;
+}
+int cudaIpcCloseMemHandle(void* address) {
+    return address == (void*)0x2000 ? 0 : 77;
+}
+"""
+
+PROGRAM = """
+#include <stddef.h>
+
+typedef struct { char bytes[64]; } Handle;
+int cudaMallocManaged(void**, size_t, unsigned);
+int cudaMallocAsync(void**, size_t, void*);
+int cudaIpcGetMemHandle(void*, void*);
+int cudaIpcOpenMemHandle(void**, Handle, unsigned);
+int cudaIpcCloseMemHandle(void*);
+
+static void* memory;
+static Handle handle;
+
+int managed(void) { return cudaMallocManaged(&memory, 7, 1); }
+int async(void) { return cudaMallocAsync(&memory, 8, (void*)9); }
+int share(void) { return cudaIpcGetMemHandle(&handle, memory); }
+int import(void) { return cudaIpcOpenMemHandle(&memory, handle, 1); }
+int import_wrongly(void) { return cudaIpcOpenMemHandle(&memory, handle, 2); }
+int close_import(void) { return cudaIpcCloseMemHandle(memory); }
+"""
+
+SCRIPT = """
+import ctypes, json, sys
+import torch
+from torchmig import _C
+
+program = ctypes.CDLL(sys.argv[1])
+found = []
+for name in sys.argv[2:]:
+    result = getattr(program, name)()
+    found.append([result, {what: count for what, count in _C.arena_seen().items() if count}])
+print(json.dumps(found))
+"""
+
+
+def build(folder, name, source, *options):
+    (folder / f"{name}.c").write_text(source)
+    path = folder / name
+    command = ["cc", "-shared", "-fPIC", "-o", path, folder / f"{name}.c", *options]
+    subprocess.run(command, check=True)
+    return path
+
+
+def run(folder, *names):
+    """Return (result, what has been seen so far) after each of these functions."""
+    runtime = build(folder, "libcudart.so.13", RUNTIME)
+    program = build(folder, "libprogram.so", PROGRAM, runtime, f"-Wl,-rpath,{folder}")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, program, *names],
+        env={**os.environ, "LD_PRELOAD": str(environment.preload_library())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_managed_and_stream_ordered_memory(tmp_path):
+    assert run(tmp_path, "managed", "async", "managed") == [
+        [0, {"managed_memory": 1}],
+        [0, {"managed_memory": 1, "async_allocator": 1}],
+        [0, {"managed_memory": 2, "async_allocator": 1}],
+    ]
+
+
+def test_shared_memory(tmp_path):
+    """What another process has shared is none any more when it has been closed."""
+    shared = {"managed_memory": 1, "ipc_export": 1}
+    names = ("managed", "share", "import", "close_import", "import_wrongly")
+    assert run(tmp_path, *names)[1:] == [
+        [0, shared],
+        [0, {**shared, "ipc_import": 1}],
+        [0, shared],
+        [77, shared],
+    ]
