@@ -65,11 +65,10 @@ def start_loader(argv: Sequence[str]) -> "Loader | None":
 def depot_of(arguments: argparse.Namespace) -> "Depot":
     """Return where the command line has snapshots go."""
     from torchmig.repo import Depot
+    from torchmig.store import absolute
 
     # Whoever asks this agent where its snapshots are may be in another folder.
-    address = str(arguments.repo)
-    if "://" not in address:
-        address = str(Path(address).absolute())
+    address = absolute(str(arguments.repo))
     cache = str(Path(arguments.local_cache).resolve()) if arguments.local_cache else None
     return Depot(address, cache, arguments.local_cache_size)
 

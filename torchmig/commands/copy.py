@@ -1,7 +1,6 @@
 """``torchmig copy``: bring snapshots into another repository."""
 
 import argparse
-from pathlib import Path
 
 from torchmig.commands import Command
 from torchmig.config import Group
@@ -34,8 +33,7 @@ class Copy(Command):
         from torchmig.repo.copy import copy_snapshot
 
         output = Output(options.json)
-        target_address = options.to if "://" in options.to else str(Path(options.to).resolve())
-        with opened(options) as source, Repository.open(target_address, create=True) as target:
+        with opened(options) as source, Repository.open(options.to, create=True) as target:
             summaries = chosen(source, options.snapshots, options.job)
             progress = make_progress(options.json, options.quiet)
             for summary in summaries:

@@ -20,6 +20,11 @@ def open_store(address: str, policy: RetryPolicy | None = None) -> Store:
     return RetryingStore(_plain_store(address), policy)
 
 
+def absolute(address: str) -> str:
+    """Return an address that means the same to programs in other folders; bad ones stay as bad."""
+    return address if "://" in address or not address else str(Path(address).absolute())
+
+
 def _plain_store(address: str) -> Store:
     if not address:
         raise UsageError("cannot open a repository: the address is empty")
