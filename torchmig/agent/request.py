@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.02
 QUIET_PAUSE_SECONDS = 0.01
 QUIET_SECONDS = 60.0
+CLOSING_SECONDS = 2.0  # which a thread of NCCL's might need to close a connection
 WALK_BACK_SECONDS = 120.0
 
 
@@ -279,14 +280,14 @@ class Request:
 
     def _refuse(self) -> None:
         """Refuse by name what could not be restored; nothing has been frozen yet."""
-        self._refuse_what("refused")
+        if reasons := self._reasons("refused"):
+            raise HostUnfitError(reasons)
         answers = [held for node in self._every("call", name="groups") for _, held in node]
         self._parted = parted.without_peers(tuple(group) for held in answers for group in held)
 
-    def _refuse_what(self, method: str) -> None:
-        reasons = [reason for node in self._every(method) for reason in node]
-        if reasons:
-            raise HostUnfitError("; ".join(reasons))
+    def _reasons(self, method: str) -> str:
+        """Return what the nodes have against going on, or nothing."""
+        return "; ".join(reason for node in self._every(method) for reason in node)
 
     def _wait_for_quiet(self) -> None:
         """Wait until nothing moves on any rank: all that has been issued is complete."""
@@ -315,7 +316,11 @@ class Request:
         self._down = True
         self._every("call", name="mute")
         self._drop_communication()
-        self._refuse_what("left_over")
+        deadline = time.monotonic() + CLOSING_SECONDS
+        while reasons := self._reasons("left_over"):
+            if time.monotonic() > deadline:
+                raise HostUnfitError(reasons)
+            time.sleep(QUIET_PAUSE_SECONDS)
 
     def _drop_communication(self) -> None:
         self._every("call", name="take_down", request=self._parted)
