@@ -295,6 +295,17 @@ def test_bad_arguments_are_the_programs_to_refuse(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_program_is_told_to_end_before_it_has_begun(folder, tmp_path, number):
+    work = tmp_path / "work"
+    command = [PROGRAM, f"--work-dir={work}", "--repo=repo", "--job=one", "--restore=latest"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: list(work.glob("*/0")))  # the images of rank 0 are on their way
+        process.send_signal(number)
+        assert process.wait(60) in (128 + number, -number)
+    assert list(work.iterdir()) == []
+
+
 def test_a_scripts_own_restore_option_is_not_ours(folder, tmp_path):
     """What was begun for it is over by the time the script runs."""
     work = tmp_path / "work"

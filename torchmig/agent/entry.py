@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     loader = None
     with contextlib.suppress(TorchmigError, OSError):  # the program itself will say it
         loader = start_loader(given)
+    if loader is not None:
+        _end_with_cleanup()
     try:
         from torchmig.agent import main as program
 
@@ -71,6 +74,17 @@ def depot_of(arguments: argparse.Namespace) -> "Depot":
     address = absolute(str(arguments.repo))
     cache = str(Path(arguments.local_cache).resolve()) if arguments.local_cache else None
     return Depot(address, cache, arguments.local_cache_size)
+
+
+def _end_with_cleanup() -> None:
+    """Have signals end the program by an exception, until it has handlers of its own."""
+
+    def end(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 class _Quiet(argparse.ArgumentParser):
