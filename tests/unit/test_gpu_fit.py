@@ -2,8 +2,7 @@
 
 import pytest
 
-from torchmig.agent import gpu as rank_gpu
-from torchmig.agent import gpu_places
+from torchmig.agent import gpu_places, gpu_state
 from torchmig.capture.device import gpus
 from torchmig.capture.device.gpus import Gpu
 from torchmig.errors import HostUnfitError, SnapshotUnfitError, UsageError
@@ -26,7 +25,7 @@ def section(rank, *numbers, visible=(1, 2), reserved=10 * GIB, name="H"):
         for d, n in enumerate(numbers)
     ]
     facts = {"devices": devices, "visible": [uuid(n) for n in visible], "arena": ""}
-    return RankSection(rank, "host", 1, [], {rank_gpu.STATE: {"facts": facts, "blocks": []}})
+    return RankSection(rank, "host", 1, [], {gpu_state.STATE: {"facts": facts, "blocks": []}})
 
 
 @pytest.fixture

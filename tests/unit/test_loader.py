@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,11 +98,9 @@ def folder(made, monkeypatch):
     return made[0]
 
 
-def load(folder, reference="latest", job="one", work=None, criu=None, **options):
+def load(folder, reference="latest", job="one", work=None, **options):
     options = {"ranks": None, "host": "here", "staging_bytes": None, **options}
-    work_path = None if work is None else str(work.path)
-    request = Request(Depot(str(folder)).to_dict(), reference, job, **options, work=work_path)
-    return Loader(replace(request, criu=criu), work)
+    return Loader(Request(Depot(str(folder)).to_dict(), reference, job, **options), work)
 
 
 def manifest_of(folder, job="one"):

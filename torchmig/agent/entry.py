@@ -51,7 +51,6 @@ def start_loader(argv: Sequence[str]) -> "Loader | None":
     from torchmig.agent import workfolders
     from torchmig.agent.loader import Loader, Request
 
-    work = workfolders.make(arguments.work_dir)
     request = Request(
         depot=depot_of(arguments).to_dict(),
         reference=arguments.restore,
@@ -60,9 +59,8 @@ def start_loader(argv: Sequence[str]) -> "Loader | None":
         host=socket.gethostname(),
         staging_bytes=arguments.staging,
         criu=arguments.criu,
-        work=str(work.path),
     )
-    return Loader(request, work)
+    return Loader(request, workfolders.make(arguments.work_dir))
 
 
 def depot_of(arguments: argparse.Namespace) -> "Depot":

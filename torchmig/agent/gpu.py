@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from torchmig.agent.gpu_state import STATE
+from torchmig.agent.gpu_state import state_of
 from torchmig.agent.inflow import Arrivals, Inflow, Lane
 from torchmig.agent.link import RankLink
 from torchmig.agent.loader import Loaded
@@ -202,8 +202,7 @@ class RankGpu:
             section: The rank's.
             loaded: What comes into its staging, if it has used GPUs.
         """
-        state = section.state.get(STATE) or {}
-        self.facts = state.get("facts", {})
+        self.facts = state_of(section).get("facts", {})
         if loaded is None:
             return
         self.blocks = list(loaded.blocks)

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from torchmig.agent.gpu import CONTEXT_BYTES
-from torchmig.agent.gpu_state import STATE
+from torchmig.agent.gpu_state import state_of
 from torchmig.capture.device import driver, gpus
 from torchmig.capture.device.environment import has_gpu
 from torchmig.errors import SnapshotUnfitError
@@ -33,7 +33,7 @@ def plan_restore(
     """
     facts: dict[int, dict[str, Any]] = {}
     for section in sections:
-        fact = (section.state.get(STATE) or {}).get("facts") or {}
+        fact = state_of(section).get("facts") or {}
         if fact.get("devices"):
             facts[section.rank] = fact
     if not facts:

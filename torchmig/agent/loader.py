@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgpack
@@ -57,7 +57,7 @@ class Request:
         host: Name of this host.
         staging_bytes: What `--staging` allows all ranks together, or None.
         criu: What `--criu` says, or None.
-        work: An empty folder for images, or None if they are not wanted.
+        work: An empty folder for images, or None if they are not wanted; `Loader` names it.
     """
 
     depot: Mapping[str, Any]
@@ -87,7 +87,7 @@ class Loader:
 
         Args:
             request: What it is to load.
-            work: The folder that the request names, which is removed with this.
+            work: An empty folder for images, which is removed with this, or None.
         """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -103,7 +103,8 @@ class Loader:
         self._of_images: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: set[int] = set()  # ranks that have not got all
-        self._send(asdict(request))
+        path = None if work is None else str(work.path)
+        self._send(asdict(replace(request, work=path)))
         threading.Thread(target=self._receive, name="loader", daemon=True).start()
 
     @property

@@ -114,7 +114,9 @@ class _Process:
         brought = InSteps(lambda size_bytes: self._say({"brought": size_bytes}))
         try:
             criu = find_criu(self._request.criu)
-            fetch_images(self._depot, criu, manifest, sections, work, brought.add)
+            with self._depot.reading(manifest, brought.add) as reader:
+                of = (self._depot, criu, manifest.id, sections)
+                fetch_images(*of, reader, work, brought.add)
         except Exception as error:  # noqa: BLE001 - the agent raises it
             self._say({"images": to_message(error)})
         else:

@@ -200,8 +200,7 @@ class Node:
         """Return what keeps the ranks, which stand at the cut, from being dumped or restored."""
         reasons = []
         for number, facts in self.call("describe"):
-            rank = next(each for each in self.ranks if each.rank == number)
-            tree = rank.process.tree()
+            tree = self._tree(number)
             found = facts["refused"] + find_refused(tree, facts["sockets"])
             if facts["waits_on_gpus"]:
                 found += gpu_places.not_alone(tree)
@@ -213,12 +212,15 @@ class Node:
 
         A communicator that torch.distributed has not made looks like one of its own until then.
         """
-        reasons = []
-        for number, sockets in self.call("nccl_sockets"):
-            rank = next(each for each in self.ranks if each.rank == number)
-            found = find_refused(rank.process.tree(), [], sockets)
-            reasons += [f"rank {number}: {reason}" for reason in found]
-        return reasons
+        return [
+            f"rank {number}: {reason}"
+            for number, sockets in self.call("nccl_sockets")
+            for reason in find_refused(self._tree(number), [], sockets)
+        ]
+
+    def _tree(self, number: int) -> list[int]:
+        """Return the pids of a rank's tree."""
+        return next(each for each in self.ranks if each.rank == number).process.tree()
 
     def dump(self) -> list[dict[str, Any]]:
         """Dump all rank trees, side by side, and copy their files; the trees are left stopped."""

@@ -142,15 +142,14 @@ class SnapshotStarter:
         what = f"snapshot {self.manifest.id[:8]}"
         gpu_maps = gpu_places.plan_restore(sections, self.gpus, what)
         with ExitStack() as undo:
-            loader, loaded = self._load(sections, undo)
+            ahead, loaded = self._load(sections, undo)
             waiting = [
                 self._prepare(plan, section, loaded.get(plan.rank), undo)
                 for plan, section in zip(plans, sections, strict=True)
             ]
-            ahead = loader.work if loader is not None else None
-            work = ahead or workfolders.make(self.work_dir)
+            work = (ahead and ahead.work) or workfolders.make(self.work_dir)
             try:
-                ranks = self._restore_all(waiting, work.path, loader, undo)
+                ranks = self._restore_all(waiting, work.path, ahead, undo)
             finally:
                 work.remove()
             if any(rank.gpu.in_use for rank in ranks):
@@ -167,13 +166,14 @@ class SnapshotStarter:
         """Have the GPU memory of ranks loaded, if that has not begun before.
 
         Returns:
-            What loads, if there is anything to load, and what comes for each rank.
+            What brings images as well, if it has begun before, and what comes for each rank.
         """
         loader, self.loader = self.loader, None
         if loader is not None:
             undo.callback(loader.close)
             with suppress(LookupError, TorchmigError):  # tried again below
-                return loader, loader.loaded(self.manifest, sections, self.progress)
+                loaded = loader.loaded(self.manifest, sections, self.progress)
+                return loader if loader.work is not None else None, loaded
             loader.close()
         if not any(uses_gpus(section) for section in sections):
             return None, {}
@@ -188,7 +188,7 @@ class SnapshotStarter:
             )
         )
         undo.callback(loader.close)
-        return loader, loader.loaded(self.manifest, sections, self.progress)
+        return None, loader.loaded(self.manifest, sections, self.progress)
 
     def _prepare(
         self, plan: RankPlan, section: RankSection, loaded: Loaded | None, undo: ExitStack
@@ -202,14 +202,14 @@ class SnapshotStarter:
         return _Waiting(plan, section, folder, claim, gpu)
 
     def _restore_all(
-        self, waiting: list[_Waiting], work: Path, loader: Loader | None, undo: ExitStack
+        self, waiting: list[_Waiting], work: Path, ahead: Loader | None, undo: ExitStack
     ) -> list[Rank]:
         def restore(each: _Waiting) -> Rank:
             rank = self._restore(each, work / str(each.plan.rank))
             undo.callback(rank.end)
             return rank
 
-        self._fetch([each.section for each in waiting], work, loader)
+        self._fetch([each.section for each in waiting], work, ahead)
         with self.progress.phase("restore"):
             return together(restore, waiting)
 
@@ -221,12 +221,10 @@ class SnapshotStarter:
             f"cannot restore snapshot {self.manifest.id[:8]}: it has no rank {rank}"
         )
 
-    def _fetch(self, sections: Sequence[RankSection], work: Path, loader: Loader | None) -> None:
+    def _fetch(self, sections: Sequence[RankSection], work: Path, ahead: Loader | None) -> None:
         """Bring images and files here; every byte is checked before the first process starts."""
-        is_ahead = loader is not None and loader.work is not None
-        begun = loader.begun if loader is not None and is_ahead else None
         with (
-            self.progress.phase("fetch", begun=begun) as phase,
+            self.progress.phase("fetch", begun=ahead.begun if ahead else None) as phase,
             self.depot.reading(self.manifest, phase.advance) as reader,
         ):
             reader.verify(
@@ -235,10 +233,11 @@ class SnapshotStarter:
                 for stream in section.streams
                 if f"/{files.FILES}" in stream.name
             )
-            if loader is not None and is_ahead:
-                loader.wait_images(phase.advance)
+            if ahead is not None:
+                ahead.wait_images(phase.advance)
             else:
-                fetch_images(self.depot, self.criu, self.manifest, sections, work, phase.advance)
+                of = (self.depot, self.criu, self.manifest.id, sections)
+                fetch_images(*of, reader, work, phase.advance)
             for section in sections:
                 written = [files.WrittenFile.from_dict(f) for f in section.state["files"]]
                 prefix = f"rank-{section.rank}/"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 Advance = Callable[[int], None]
 """Told of a number of bytes, from any thread."""
 
+_STEP_BYTES = 16 << 20
+
 
 def unheard(size_bytes: int) -> None:
     """Tell nobody."""
@@ -14,9 +16,8 @@ def unheard(size_bytes: int) -> None:
 class InSteps:
     """Passes numbers of bytes on when they have become many: to tell may cost a system call."""
 
-    def __init__(self, advance: Advance, step_bytes: int = 16 << 20) -> None:
-        self._advance = advance
-        self._step_bytes = step_bytes
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance  # called by one thread at a time
         self._lock = threading.Lock()
         self._untold_bytes = 0
 
@@ -24,13 +25,14 @@ class InSteps:
         """Take note of bytes that are done; an `Advance`."""
         with self._lock:
             self._untold_bytes += size_bytes
-            if self._untold_bytes < self._step_bytes:
-                return
-            told, self._untold_bytes = self._untold_bytes, 0
-        self._advance(told)
+            if self._untold_bytes >= _STEP_BYTES:
+                self._tell()
 
     def close(self) -> None:
         """Pass on what is left."""
         with self._lock:
-            told, self._untold_bytes = self._untold_bytes, 0
-        self._advance(told)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._advance(self._untold_bytes)
+        self._untold_bytes = 0

@@ -47,7 +47,6 @@ THREADS = 6  # more of one interpreter stand in each other's way
 FEWEST_CORES = 4  # below there is nothing to win
 SMALLEST_BYTES = 256 << 20  # of images; for fewer the start of a process takes longer
 _READ_BYTES = 1 << 16
-_saying = threading.Lock()
 
 
 def pays(size_bytes: int) -> bool:
@@ -174,9 +173,8 @@ def _end_with_agent() -> None:
 
 
 def _say(answer: dict[str, Any]) -> None:
-    with _saying:
-        sys.stdout.buffer.write(msgpack.packb(answer))
-        sys.stdout.buffer.flush()
+    sys.stdout.buffer.write(msgpack.packb(answer))
+    sys.stdout.buffer.flush()
 
 
 def _tools(request: dict[str, Any]) -> tuple[Depot, Criu, Path, str]:
