@@ -7,7 +7,7 @@
 
 namespace torchmig {
 
-constexpr uint32_t kArenaAbiVersion = 2;
+constexpr uint32_t kArenaAbiVersion = 3;
 constexpr const char* kArenaAbiSymbol = "torchmig_arena_abi";
 
 // What a process did that a checkpoint cannot hold; each has a counter.
@@ -18,7 +18,8 @@ enum class Seen : int {
     kShareableMemory = 3,  // memory made to be exported: symmetric memory, NVSHMEM, windows
     kMulticast = 4,        // cuMulticastCreate
     kAsyncAllocator = 5,   // cudaMallocAsync
-    kCount = 6,
+    kCupti = 6,            // cuptiSubscribe
+    kCount = 7,
 };
 
 struct AbiMapping {
@@ -31,7 +32,6 @@ struct ArenaAbi {
     uint32_t version;
     int (*detach)();  // driver result codes
     int (*attach)();
-    int (*detached)();
     size_t (*mappings)(AbiMapping* out, size_t capacity);  // returns how many there are
     uint64_t (*physical_bytes)();
     // Why there is no arena, as text; empty where there is one. Valid until the next call.

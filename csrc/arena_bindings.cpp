@@ -99,6 +99,7 @@ void register_live_arena(py::module_& m) {
         out["shareable_memory"] = count(Seen::kShareableMemory);
         out["multicast"] = count(Seen::kMulticast);
         out["async_allocator"] = count(Seen::kAsyncAllocator);
+        out["cupti"] = count(Seen::kCupti);
         return out;
     });
 }

@@ -188,6 +188,14 @@ OPTIONS: tuple[Option, ...] = (
         "shared with other processes",
     ),
     Option(
+        "no_cupti",
+        parse_bool,
+        False,
+        (Group.RUN,),
+        "keep CUPTI from profilers, after which no process can be checkpointed: they record what "
+        "happens on the CPU alone",
+    ),
+    Option(
         "staging",
         parse_size,
         None,

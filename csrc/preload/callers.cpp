@@ -40,14 +40,16 @@ int find_range(dl_phdr_info* info, size_t, void* data) {
 }
 
 struct Path {
+    const char* library;
     char text[4096] = "";
 };
 
-int find_runtime(dl_phdr_info* info, size_t, void* data) {
-    if (std::strncmp(base_name(info->dlpi_name), "libcudart.so", 12) != 0) {
+int find_path(dl_phdr_info* info, size_t, void* data) {
+    Path& path = *static_cast<Path*>(data);
+    if (std::strncmp(base_name(info->dlpi_name), path.library, std::strlen(path.library)) != 0) {
         return 0;
     }
-    std::strncpy(static_cast<Path*>(data)->text, info->dlpi_name, sizeof(Path::text) - 1);
+    std::strncpy(path.text, info->dlpi_name, sizeof(Path::text) - 1);
     return 1;
 }
 
@@ -73,16 +75,14 @@ bool is_nccl(const void* return_address) {
            std::strncmp(base_name(info.dli_fname), "libnccl", 7) == 0;
 }
 
-void* runtime_function(const char* name) {
+void* function_behind(const char* library, const char* name) {
     if (void* next = dlsym(RTLD_NEXT, name)) {
         return next;
     }
-    static void* const runtime = [] {
-        static Path path;
-        dl_iterate_phdr(find_runtime, &path);
-        return path.text[0] != '\0' ? dlopen(path.text, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
-    }();
-    return runtime != nullptr ? dlsym(runtime, name) : nullptr;
+    Path path{library};
+    dl_iterate_phdr(find_path, &path);
+    void* const found = path.text[0] != '\0' ? dlopen(path.text, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+    return found != nullptr ? dlsym(found, name) : nullptr;
 }
 
 }  // namespace torchmig::preload

@@ -10,8 +10,9 @@ bool is_allocator(const void* return_address);
 // True if it lies in libnccl.
 bool is_nccl(const void* return_address);
 
-// The function of this name in the CUDA runtime that the process has loaded, null if it has none.
-// The runtime is often loaded out of the global scope, where dlsym's RTLD_NEXT does not look.
-void* runtime_function(const char* name);
+// The function of this name in the library, whose file name begins so, that the process has loaded;
+// null if it has none. CUDA's libraries are often loaded out of the global scope, where dlsym's
+// RTLD_NEXT does not look.
+void* function_behind(const char* library, const char* name);
 
 }  // namespace torchmig::preload

@@ -1,5 +1,5 @@
-// The CUDA runtime's functions that this library stands in front of, each listed here and nowhere
-// else. A hook never throws: it answers with the runtime's error codes.
+// The functions of the CUDA runtime and of CUPTI that this library stands in front of, each listed
+// here and nowhere else. A hook never throws: it answers with the library's own error codes.
 #include <cstddef>
 #include <cstdio>
 
@@ -22,11 +22,12 @@ using torchmig::preload::is_allocator;
 using torchmig::preload::live_arena;
 using torchmig::preload::note;
 using torchmig::preload::note_back;
+using torchmig::preload::switched_on;
 
 // The runtime's own function, looked up once a call site.
 template <typename Function>
 Function runtime(const char* name) {
-    return reinterpret_cast<Function>(torchmig::preload::runtime_function(name));
+    return reinterpret_cast<Function>(torchmig::preload::function_behind("libcudart.so", name));
 }
 
 #define TORCHMIG_REAL(name, ...)                           \
@@ -163,4 +164,18 @@ TORCHMIG_HOOK RuntimeError cudaIpcCloseMemHandle(void* address) {
         note_back(Seen::kIpcImport);
     }
     return result;
+}
+
+// Once a process has a subscriber the driver does not lock it any more, not even when CUPTI has
+// been finalized. torch's profiler, refused here, goes on with what happens on the CPU.
+TORCHMIG_HOOK int cuptiSubscribe(void** subscriber, void* callback, void* data) {
+    constexpr int kNotSupported = 27;  // CUPTI_ERROR_NOT_SUPPORTED
+    using Function = int (*)(void**, void*, void*);
+    static const auto real = reinterpret_cast<Function>(
+        torchmig::preload::function_behind("libcupti.so", "cuptiSubscribe"));
+    if (real == nullptr || switched_on("TORCHMIG_NO_CUPTI")) {
+        return kNotSupported;
+    }
+    note(Seen::kCupti);
+    return real(subscriber, callback, data);
 }

@@ -19,9 +19,7 @@ std::string& why_none() {
 }
 
 Arena* make_arena() {
-    // The agent writes what the user has said in whatever spelling as 1 or leaves it out.
-    const char* unwanted = std::getenv("TORCHMIG_NO_ARENA");
-    if (unwanted != nullptr && std::strcmp(unwanted, "1") == 0) {
+    if (switched_on("TORCHMIG_NO_ARENA")) {
         why_none() = "switched off by TORCHMIG_NO_ARENA";
         return nullptr;
     }
@@ -41,11 +39,6 @@ int detach() {
 int attach() {
     Arena* arena = live_arena();
     return arena != nullptr ? arena->attach() : cuda::kSuccess;
-}
-
-int detached() {
-    Arena* arena = live_arena();
-    return arena != nullptr && arena->detached() ? 1 : 0;
 }
 
 size_t mappings(AbiMapping* out, size_t capacity) {
@@ -80,21 +73,19 @@ int nccl_socket(uint64_t inode) {
     return is_nccl_socket(inode) ? 1 : 0;
 }
 
-constexpr ArenaAbi kAbi{kArenaAbiVersion,
-                        detach,
-                        attach,
-                        detached,
-                        mappings,
-                        physical_bytes,
-                        why_unusable,
-                        seen,
-                        nccl_socket};
+constexpr ArenaAbi kAbi{
+    kArenaAbiVersion, detach, attach, mappings, physical_bytes, why_unusable, seen, nccl_socket};
 
 }  // namespace
 
 Arena* live_arena() {
     static Arena* const arena = make_arena();
     return arena;
+}
+
+bool switched_on(const char* variable) {
+    const char* value = std::getenv(variable);
+    return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
 void note(Seen what) {

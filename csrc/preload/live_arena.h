@@ -11,6 +11,10 @@ namespace torchmig::preload {
 // Null where there is none: switched off by TORCHMIG_NO_ARENA, or no driver.
 Arena* live_arena();
 
+// Whether the agent has set this variable for the ranks: it writes what the user has said in
+// whatever spelling as 1 or leaves it out.
+bool switched_on(const char* variable);
+
 void note(Seen what);
 void note_back(Seen what);
 

@@ -3,8 +3,9 @@
     torchmig-run refused_job.py KIND STEPS [LIBRARY]
 
 Kinds: managed (memory from LIBRARY), shared (a tensor shared with other processes), stream-ordered
-(the allocator that the environment names), profiled, symmetric (memory for symmetric kernels),
-communicator (of NCCL, made by hand), nothing.
+(the allocator that the environment names), profiled (all along), profiled-once (on the CPU, before
+the first step), symmetric (memory for symmetric kernels), communicator (of NCCL, made by hand),
+nothing.
 """
 
 import ctypes
@@ -42,6 +43,11 @@ def profiled(held):
     held.enter_context(torch.profiler.profile(activities=activities))
 
 
+def profiled_once():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        return torch.ones(8, device="cuda").sum().item()
+
+
 def symmetric():
     from torch.distributed import _symmetric_memory
 
@@ -73,6 +79,7 @@ def main():
             "shared": shared,
             "stream-ordered": lambda: None,
             "profiled": lambda: profiled(held),
+            "profiled-once": profiled_once,
             "symmetric": symmetric,
             "communicator": lambda: communicator(rank, world_size),
             "nothing": lambda: None,

@@ -16,7 +16,8 @@ REASONS = {
     "managed": "it uses managed memory",
     "shared": "it shares CUDA memory with other processes",
     "stream-ordered": "it uses backend:cudaMallocAsync",
-    "profiled": "a profiler is running",
+    "profiled": "a profiler has used CUPTI",
+    "profiled-once": "a profiler has used CUPTI",
     "symmetric": "it makes memory for NCCL windows, symmetric memory or NVSHMEM",
     "communicator": "has an NCCL communicator .* that torch.distributed has not made",
 }
@@ -69,9 +70,17 @@ def test_stream_ordered_memory(tmp_path, monkeypatch):
     refused(tmp_path, "stream-ordered", 1)
 
 
-@pytest.mark.parametrize("kind", ["profiled", "symmetric"])
+@pytest.mark.parametrize("kind", ["profiled", "profiled-once", "symmetric"])
 def test_one_gpu(kind, tmp_path):
     refused(tmp_path, kind, 1)
+
+
+@pytest.mark.parametrize("kind", ["profiled", "profiled-once"])
+def test_profilers_without_cupti_are_no_obstacle(kind, tmp_path):
+    run = Run(tmp_path, "--nproc-per-node=1", "--no-cupti", JOB, kind, STEPS)
+    run.wait_for_step(5).suspend()
+    again = Run(tmp_path, "--restore=latest").finish()
+    assert by_rank(run.text, again.text) == unbroken(1, str(JOB), "nothing", STEPS)
 
 
 @pytest.mark.multigpu

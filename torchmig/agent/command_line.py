@@ -20,6 +20,7 @@ from torchmig.repo import JobName, Manifest
 
 PROGRAM = "torchmig-run"
 NO_ARENA = "TORCHMIG_NO_ARENA"
+NO_CUPTI = "TORCHMIG_NO_CUPTI"
 LONGEST_SOCKET_PATH = 107
 LONGEST_NAME = 48  # the name is part of a socket's path, which the kernel limits
 
@@ -113,9 +114,10 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
     name = _job_name(arguments)
     _require_room_for_sockets(Path(arguments.runtime_dir), name)
     _, nodes = torchrun.parse_min_max_nnodes(str(arguments.nnodes))
-    os.environ.pop(NO_ARENA, None)
-    if arguments.no_arena:
-        os.environ[NO_ARENA] = "1"  # for the library in the ranks
+    for variable, wanted in ((NO_ARENA, arguments.no_arena), (NO_CUPTI, arguments.no_cupti)):
+        os.environ.pop(variable, None)
+        if wanted:
+            os.environ[variable] = "1"  # for the library in the ranks
     return Settings(
         job=JobName(name, uuid.uuid4().hex[:12]),
         depot=depot_of(arguments),

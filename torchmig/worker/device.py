@@ -73,14 +73,16 @@ def refused() -> list[str]:
             "it makes memory for NCCL windows, symmetric memory or NVSHMEM; switch these off"
         ),
         "multicast": "it uses multicast memory (NVLink SHARP); set NCCL_NVLS_ENABLE=0",
+        "cupti": (
+            "a profiler has used CUPTI in it, after which the driver cannot checkpoint it; "
+            "run torchmig-run with --no-cupti"
+        ),
     }
     reasons += [text for what, text in told.items() if seen[what]]
     if graphs.hold_collectives():
         reasons.append("a CUDA graph holds collectives; capture only what lies between them")
     if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
         reasons.append("it uses backend:cudaMallocAsync; use the native allocator")
-    if torch._C._autograd._profiler_enabled():
-        reasons.append("a profiler is running (CUPTI); checkpoint when it has ended")
     return reasons
 
 

@@ -22,6 +22,7 @@ LOCK_TIMEOUT_SECONDS = 20.0
 _SUCCESS = 0
 _INVALID_VALUE = 1
 _NOT_INITIALIZED = 3
+_NOT_SUPPORTED = 801
 
 
 class ProcessState(IntEnum):
@@ -116,7 +117,10 @@ def _step(step: str, pid: int, function: str, argument: Any) -> None:
     library = _library()
     result = getattr(library, function)(pid, argument)
     if result != _SUCCESS:
-        raise DriverError(step, pid, _name(library, result), result)
+        reason = _name(library, result)
+        if result == _NOT_SUPPORTED:
+            reason += ": it has something that no checkpoint keeps, such as a profiler or debugger"
+        raise DriverError(step, pid, reason, result)
 
 
 def lock(pid: int, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> None:

@@ -1,7 +1,7 @@
-"""GPU memory that a checkpoint could not keep is noticed where it is made, and made all the same.
+"""What a checkpoint could not keep is noticed where it is made on a GPU, and made all the same.
 
-The CUDA runtime here is a library of its name that checks what it is given; that a rank is refused
-by name is tested on GPUs.
+The CUDA runtime and CUPTI here are libraries of their names that check what they are given; that a
+rank is refused by name is tested on GPUs.
 """
 
 import json
@@ -38,6 +38,13 @@ int cudaIpcCloseMemHandle(void* address) {
 }
 """
 
+CUPTI = """
+int cuptiSubscribe(void** subscriber, void* callback, void* data) {
+    *subscriber = (void*)0x3000;
+    return callback == (void*)5 && data == (void*)6 ? 0 : 77;
+}
+"""
+
 PROGRAM = """
 #include <stddef.h>
 
@@ -47,6 +54,7 @@ int cudaMallocAsync(void**, size_t, void*);
 int cudaIpcGetMemHandle(void*, void*);
 int cudaIpcOpenMemHandle(void**, Handle, unsigned);
 int cudaIpcCloseMemHandle(void*);
+int cuptiSubscribe(void**, void*, void*);
 
 static void* memory;
 static Handle handle;
@@ -57,6 +65,11 @@ int share(void) { return cudaIpcGetMemHandle(&handle, memory); }
 int import(void) { return cudaIpcOpenMemHandle(&memory, handle, 1); }
 int import_wrongly(void) { return cudaIpcOpenMemHandle(&memory, handle, 2); }
 int close_import(void) { return cudaIpcCloseMemHandle(memory); }
+int profile(void) {
+    void* subscriber = 0;
+    int result = cuptiSubscribe(&subscriber, (void*)5, (void*)6);
+    return result == 0 && subscriber != (void*)0x3000 ? 78 : result;
+}
 """
 
 SCRIPT = """
@@ -81,13 +94,14 @@ def build(folder, name, source, *options):
     return path
 
 
-def run(folder, *names):
+def run(folder, *names, **variables):
     """Return (result, what has been seen so far) after each of these functions."""
     runtime = build(folder, "libcudart.so.13", RUNTIME)
-    program = build(folder, "libprogram.so", PROGRAM, runtime, f"-Wl,-rpath,{folder}")
+    cupti = build(folder, "libcupti.so.13", CUPTI)
+    program = build(folder, "libprogram.so", PROGRAM, runtime, cupti, f"-Wl,-rpath,{folder}")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, program, *names],
-        env={**os.environ, "LD_PRELOAD": str(environment.preload_library())},
+        env={**os.environ, "LD_PRELOAD": str(environment.preload_library()), **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -114,3 +128,13 @@ def test_shared_memory(tmp_path):
         [0, shared],
         [77, shared],
     ]
+
+
+def test_profilers(tmp_path):
+    assert run(tmp_path, "profile") == [[0, {"cupti": 1}]]
+
+
+def test_cupti_kept_from_profilers(tmp_path):
+    """They are told that it is not supported, and nothing has been used."""
+    assert run(tmp_path, "profile", TORCHMIG_NO_CUPTI="1") == [[27, {}]]
+    assert run(tmp_path, "profile", TORCHMIG_NO_CUPTI="0") == [[0, {"cupti": 1}]]
