@@ -122,6 +122,24 @@ def test_two_gpus_swapped_and_swapped_again(tmp_path):
 
 
 @pytest.mark.multigpu
+@pytest.mark.parametrize(("ranks", "kind", "gpus"), [(1, "gpt", [1]), (2, "ddp", [1, 0])])
+def test_a_running_job_migrates(ranks, kind, gpus, tmp_path):
+    may_end, job = tmp_path / "may-end", f"moves-{kind}"
+    first = Run(
+        tmp_path, f"--nproc-per-node={ranks}", f"--job={job}", STAGING, JOB, kind, 60, may_end
+    ).wait_for_step(8)
+    used = f"--gpus={','.join(map(str, gpus))}"
+    second = Run(tmp_path, "migrate", job, used, program="torchmig")
+    assert first.wait() == 85, first.errors
+    second.wait_for("restored from snapshot")
+    (status,) = (s for s in json.loads(torchmig("ps", "--json").stdout) if s["job"] == job)
+    assert sorted(gpu["index"] for gpu in status["gpus"]) == sorted(gpus)
+    may_end.touch()
+    lines = second.finish().text.split("\n", 1)[1]  # the first one is the verb's own
+    assert by_rank(first.text, lines) == unbroken(ranks, str(JOB), kind, "60")
+
+
+@pytest.mark.multigpu
 def test_equal_ranks_are_stored_once(tmp_path):
     run = Run(tmp_path, "--nproc-per-node=2", STAGING, JOB, "ddp", 60)
     run.wait_for_step(10).suspend()

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from job_processes import assert_nothing_left, job_of
+from json_page import documented
 from running import BIN, JOBS, ForkedRun, Run, by_rank, torchmig, unbroken
 
 from torchmig.repo import Repository
@@ -251,6 +252,7 @@ def test_without_rights_the_job_runs_but_cannot_be_checkpointed(tmp_path, wrap, 
 
     (status,) = json.loads(torchmig("ps", "--json", "--runtime-dir", runtime).stdout)
     assert reason in status["unfit"]
+    assert set(status) == documented("ps")
     for verb in ("suspend", "checkpoint"):
         answer = torchmig(verb, "poor", "--runtime-dir", runtime, check=False)
         assert answer.returncode == 20

@@ -1,5 +1,6 @@
 """A request that meets ranks in an awkward place ends in a snapshot or is called off."""
 
+import json
 import signal
 import subprocess
 
@@ -43,7 +44,7 @@ def test_native_code_is_waited_for_until_the_deadline_and_explained(tmp_path):
         text = ""
         while "rank 0" not in text:
             assert run.process.poll() is None
-            text = torchmig("explain", job).stdout
+            text = json.loads(torchmig("explain", job, "--json").stdout)["text"]
         assert "wait_in_native_code(SECONDS)" in text
         assert run.wait() == 85
     assert verb.returncode == 0

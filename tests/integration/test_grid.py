@@ -8,12 +8,11 @@ TORCHMIG_TEST_GRID_REQUESTS is the number of requests; CI makes 200, which take 
 import json
 import os
 import random
-import re
 import time
-from pathlib import Path
 
 import pytest
 from job_processes import job_of
+from json_page import SECTIONS, documented
 from running import JOBS, Run, by_rank, torchmig, unbroken
 
 from torchmig.agent.control import ask, find_job
@@ -48,9 +47,8 @@ def try_from_the_command_line(folder):
     answer = json.loads(
         torchmig("checkpoint", job_of(folder), "--dry-run", "--json", env=env).stdout
     )
-    page = (Path(__file__).resolve().parents[2] / "docs" / "json.md").read_text()
-    section = re.search(r"^## checkpoint --dry-run\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)[1]
-    assert set(answer) == set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    assert set(answer) == documented("checkpoint --dry-run")
+    section = SECTIONS["checkpoint --dry-run"]
     for name in (*answer["times"], *answer["stand"][0]):
         assert f"`{name}`" in section or f'"{name}"' in section
     assert answer["times"]["t_cut"] <= answer["times"]["t_quiet"]

@@ -2,22 +2,13 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
+from json_page import PAGE, documented
 
 from torchmig.commands._main import main
 from torchmig.repo import JobName, Manifest, RankSection, Repository
 from torchmig.repo.locks import Lock, LockKind
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
-SECTIONS = dict(
-    re.findall(r"^## ([a-z -]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-)
-
-
-def documented(section):
-    return set(re.findall(r"^\| `([a-z_]+)` \|", SECTIONS[section], re.MULTILINE))
 
 
 @pytest.fixture
@@ -73,4 +64,11 @@ def test_the_fields(section, repo, tmp_path, capsys):
     for line in output.err.splitlines():  # progress, for the verbs that take long
         message = json.loads(line)
         assert message["message_type"] == "status"
-        assert {f"`{key}`" for key in message} <= set(re.findall(r"`[a-z_]+`", PAGE.read_text()))
+        assert {f"`{key}`" for key in message} <= set(re.findall(r"`[a-z_]+`", PAGE))
+
+
+@pytest.mark.parametrize("verb", ["doctor", "config show", "version"])
+def test_what_there_is_on_this_host(verb, capsys):
+    main([*verb.split(), "--json"])  # the doctor may well find a host unfit
+    found = json.loads(capsys.readouterr().out)
+    assert set(found[0] if isinstance(found, list) else found) == documented(verb)

@@ -23,6 +23,7 @@ STATUS = {
     "world_size": 4,
     "ranks": [0, 1],
     "pids": [10001, 10002],
+    "gpus": [],
     "state": "running",
     "last_snapshot": "ab" * 32,
     "repo": "/r",
@@ -91,6 +92,24 @@ def test_ps_lists_agents_and_skips_sockets_left_over(agent, runtime_dir, capsys)
     ]
     assert main(["ps", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [STATUS]
+
+
+def test_ps_shows_gpus_beside_a_job_that_has_none(agent, runtime_dir, capsys):
+    used = [
+        {"index": index, "uuid": f"GPU-{index}", "name": "NVIDIA H200"}
+        | {"used_bytes": 3 << 30, "total_bytes": 140 << 30}
+        for index in (1, 2)
+    ]
+    other = {**STATUS, "job": "other", "gpus": used}
+    server = ControlServer(socket_path(runtime_dir, "other-3c4d"), lambda request: other)
+    try:
+        assert main(["ps"]) == 0
+    finally:
+        server.close()
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.endswith("gpus")
+    shown = {line.split()[0]: line[header.index("gpus") :] for line in lines}
+    assert shown == {"gpt-1a2b": "-", "other": "1,2 (NVIDIA H200), 6.000 GiB in use"}
 
 
 def test_ps_without_jobs_is_an_empty_list(runtime_dir, capsys):

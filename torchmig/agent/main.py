@@ -215,6 +215,7 @@ class Program:
             "world_size": 0,
             "ranks": [],
             "pids": [],
+            "gpus": [],
             "state": "running",
             "last_snapshot": "",
             "repo": settings.depot.address,

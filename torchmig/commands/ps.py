@@ -31,7 +31,7 @@ class Ps(Command):
             for status in running
         ]
         columns: tuple[str, ...] = ("job", "pid", "node", "ranks", "state", "last snapshot")
-        if any(status.get("gpus") for status in running):
+        if any(status["gpus"] for status in running):
             columns = (*columns, "gpus")
             rows = [
                 (*row, _gpus(status["gpus"])) for row, status in zip(rows, running, strict=True)
