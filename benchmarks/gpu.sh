@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh PART...
 #
 # Parts, each of which ends inside eight minutes: build alone one two faults refusals
-#        compare large repository steady steady2
+#        compare large repository repository32 steady steady2
 # A line for each check and a table of figures come last; logs go to $OUT, or build/gpu.
 # CRIU is the one of TORCHMIG_CRIU or on PATH; wheels that are missing may lie in $WHEELS.
 set -u
@@ -55,7 +55,12 @@ for part in "$@"; do
         two) tests two tests/gpu -m multigpu ;;
         faults) tests faults tests/gpu/test_faults_gpu.py ;;
         refusals) tests refusals tests/gpu/test_refusals_gpu.py -m "gpu and not multigpu" -n 4 ;;
-        repository) timeout 450 python3 -m benchmarks.gpu_repository > "$out/repository.log" 2>&1 ;;
+        repository | repository32)
+            jobs="fill16 gpt"
+            [ "$part" = repository32 ] && jobs=fill32
+            # shellcheck disable=SC2086
+            timeout 450 python3 -m benchmarks.gpu_repository $jobs > "$out/$part.log" 2>&1
+            ;;
         steady) timeout 450 python3 -m benchmarks.steady_state_gpu --rounds 4 --steps 60 > "$out/steady.log" 2>&1 ;;
         steady2)
             timeout 450 python3 -m benchmarks.steady_state_gpu --ranks 2 --rounds 3 --steps 60 > "$out/$part.log" 2>&1
@@ -75,7 +80,7 @@ for part in "$@"; do
         alone | one | two | faults | refusals)
             grep -E "^(PASSED|FAILED|SKIPPED|ERROR|E  .*(torchmig-run:|Error))" "$out/$part.log" | cut -c1-250
             ;;
-        compare | large | repository | steady | steady2) figures="$figures$(grep -E '^(copy: out|\||.*: a step)' "$out/$part.log")
+        compare | large | repository | repository32 | steady | steady2) figures="$figures$(grep -E '^(copy: out|\||.*: a step)' "$out/$part.log")
 " ;;
     esac
 done

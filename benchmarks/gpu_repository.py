@@ -5,7 +5,7 @@ the page cache before they are read. *Release* is from the stand until the GPU's
 in brackets, until the rank is gone; *resume* is what torchmig-run reports as t_resume and, in
 brackets, from its start, imports included, until the first new step.
 
-    python -m benchmarks.gpu_repository [fill16] [gpt]
+    python -m benchmarks.gpu_repository [fill16] [fill32] [gpt]
 
 Needs what benchmarks.gpu_h200 needs. The job's losses have to be those of an unbroken run.
 """
