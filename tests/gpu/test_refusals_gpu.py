@@ -2,10 +2,10 @@
 
 import importlib.util
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
+from c_library import build
 from running import Run, by_rank, snapshots, unbroken
 
 pytestmark = [pytest.mark.gpu, pytest.mark.criu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -32,11 +32,7 @@ def library(folder):
     """Build what calls the CUDA runtime that torch has brought along."""
     torch = Path(importlib.util.find_spec("torch").origin).parent
     runtimes = [*torch.glob("lib/libcudart*.so*"), *torch.parent.glob("nvidia/**/libcudart.so*")]
-    (folder / "managed.c").write_text(MANAGED)
-    path = folder / "managed.so"
-    command = ["cc", "-shared", "-fPIC", "-o", path, folder / "managed.c", runtimes[0]]
-    subprocess.run(command, check=True)
-    return path
+    return build(folder / "managed.so", MANAGED, runtimes[0])
 
 
 def refused(folder, kind, ranks, *options, more=()):

@@ -1,10 +1,10 @@
 """Finds the processes of a job by the folder that it was started in."""
 
 import hashlib
-import time
 from pathlib import Path
 
-SECONDS = 15  # much, for a busy machine
+from waiting import wait_until
+
 MARK = "TEST_FOLDER"  # a variable that holds the folder, for what changes its working directory
 
 
@@ -40,16 +40,6 @@ def parent(pid):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0  # it has ended
-
-
-def wait_until(holds, what):
-    deadline = time.monotonic() + SECONDS
-    while True:
-        found = holds()
-        if found:
-            return found
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
 
 
 def assert_nothing_left(folder):

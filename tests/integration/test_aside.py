@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from faulty import mounted, python_program, remount
-from job_processes import assert_nothing_left, processes, wait_until
+from job_processes import assert_nothing_left, processes
 from running import JOBS, Run, by_rank, snapshots, unbroken
+from waiting import wait_until
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 

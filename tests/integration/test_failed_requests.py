@@ -2,9 +2,9 @@
 
 import os
 import signal
-import subprocess
 
 import pytest
+from c_library import build
 from faulty import mortal_criu, mounted, remount
 from running import JOBS, by_rank, snapshots, unbroken
 from running import ForkedRun as Run
@@ -143,10 +143,7 @@ runpy.run_path(script, run_name="__main__")
 
 def test_a_communicator_that_is_not_torchs(tmp_path):
     """NCCL without a GPU is a library of its name that opens connections."""
-    (tmp_path / "nccl.c").write_text(NCCL)
-    library, drop = tmp_path / "libnccl.so.2", tmp_path / "drop"
-    options = ("-shared", "-fPIC", "-o", library, tmp_path / "nccl.c")
-    subprocess.run(["cc", *options], check=True)
+    library, drop = build(tmp_path / "libnccl.so.2", NCCL), tmp_path / "drop"
     script = tmp_path / "communicating.py"
     script.write_text(COMMUNICATING)
     job = (JOBS / "plain.py", STEPS, SECONDS)

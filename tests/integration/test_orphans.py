@@ -6,9 +6,10 @@ import signal
 import time
 
 import pytest
-from job_processes import MARK, assert_nothing_left, job_of, parent, processes, wait_until
+from job_processes import MARK, assert_nothing_left, job_of, parent, processes
 from running import JOBS, by_rank, torchmig, unbroken
 from running import ForkedRun as Run
+from waiting import wait_until
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(300)]
 

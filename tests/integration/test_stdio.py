@@ -3,22 +3,15 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 from running import BIN, JOBS, Run, by_rank
+from waiting import wait_until
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 
 PRINTING = JOBS / "printing.py"
 MIB = 1 << 20
-
-
-def wait_until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_many_lines_of_two_ranks(tmp_path):

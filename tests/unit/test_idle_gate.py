@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from c_library import build
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 # From linux/ptrace.h.
@@ -73,9 +74,7 @@ def system_calls(process):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     path = tmp_path_factory.mktemp("counted") / "counted.so"
-    source = JOBS / "counted.c"
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", path, source, "-ldl"], check=True)
-    return path
+    return build(path, (JOBS / "counted.c").read_text(), "-ldl")
 
 
 def cost(library, kind):

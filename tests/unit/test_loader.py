@@ -5,11 +5,11 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from arriving import digests, take
+from waiting import wait_until
 
 from torchmig.agent import entry, workfolders
 from torchmig.agent.loader import Loader, Request
@@ -116,13 +116,6 @@ def take_all(loaded):
 def ended(pid):
     stat = Path("/proc", str(pid), "stat")
     return not stat.exists() or stat.read_text().split()[2] == "Z"
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("staging_bytes", [None, 128 * MIB])

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 
+from c_library import build
+
 from torchmig.capture.device import environment
 
 RUNTIME = """
@@ -86,19 +88,13 @@ print(json.dumps(found))
 """
 
 
-def build(folder, name, source, *options):
-    (folder / f"{name}.c").write_text(source)
-    path = folder / name
-    command = ["cc", "-shared", "-fPIC", "-o", path, folder / f"{name}.c", *options]
-    subprocess.run(command, check=True)
-    return path
-
-
 def run(folder, *names, **variables):
     """Return (result, what has been seen so far) after each of these functions."""
-    runtime = build(folder, "libcudart.so.13", RUNTIME)
-    cupti = build(folder, "libcupti.so.13", CUPTI)
-    program = build(folder, "libprogram.so", PROGRAM, runtime, cupti, f"-Wl,-rpath,{folder}")
+    behind = (
+        build(folder / "libcudart.so.13", RUNTIME),
+        build(folder / "libcupti.so.13", CUPTI),
+    )
+    program = build(folder / "libprogram.so", PROGRAM, *behind, f"-Wl,-rpath,{folder}")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, program, *names],
         env={**os.environ, "LD_PRELOAD": str(environment.preload_library()), **variables},
