@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +26,7 @@ OLDEST_KERNEL = (5, 9)  # CAP_CHECKPOINT_RESTORE, clone3 with chosen pids, time 
 OLDEST_TORCH = (2, 11)
 OLDEST_DRIVER = (570,)  # checkpoints of a process
 REMAPPING_DRIVER = (580,)  # restores on other GPUs than before
+RDMA_DEVICES = Path("/sys/class/infiniband")  # RoCE's and EFA's too
 FEW_FILES = 4096
 LITTLE_SPACE_BYTES = 10 * 1024**3
 LONGEST_SOCKET_PATH = 107 - len("/agent-4194304.sock")
@@ -75,6 +76,7 @@ def examine(where: Where) -> list[Check]:
         _autoload,
         _driver,
         _gpu_settings,
+        _remote_memory,
         _files_limit,
         _memlock_limit,
         _memory,
@@ -257,7 +259,29 @@ def _gpu_settings(_where: Where) -> Check:
     if found:
         cure = f"unset {', '.join(text.split('=')[0] for text in found)}: ranks are given 0"
         return Check("gpu settings", State.WARNING, ", ".join(found), cure)
-    return Check("gpu settings", State.OK, f"ranks are given {', '.join(sorted(unsafe))} = 0")
+    given = f"ranks are given {', '.join(sorted(unsafe))} = 0, those of one node NCCL_NET=Socket"
+    return Check("gpu settings", State.OK, given)
+
+
+def remote_memory_devices(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of this host's RDMA devices that NCCL would open in this environment.
+
+    It opens all, in its first communicator, and closes none before the process ends: whoever has
+    one open cannot be checkpointed.
+    """
+    is_kept_off = environment.get("NCCL_IB_DISABLE", "0") not in ("", "0")
+    if is_kept_off or environment.get("NCCL_NET", "").lower() == "socket":
+        return []
+    return sorted(path.name for path in RDMA_DEVICES.glob("*"))
+
+
+def _remote_memory(_where: Where) -> Check:
+    name = "remote memory"
+    devices = remote_memory_devices(os.environ)
+    if not devices:
+        return Check(name, State.OK, "no InfiniBand, RoCE or EFA that NCCL would use")
+    cure = "NCCL_NET=Socket for jobs of several nodes, or they cannot be checkpointed"
+    return Check(name, State.WARNING, f"NCCL would use {', '.join(devices)}", cure)
 
 
 def _files_limit(_where: Where) -> Check:

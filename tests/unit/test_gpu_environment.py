@@ -6,12 +6,23 @@ import sys
 
 import pytest
 
+from torchmig import host
 from torchmig.capture.device import environment
+
+ONE_NODE = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+ONE_OF_TWO = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
 
 
 @pytest.fixture
 def gpu_host(monkeypatch):
     monkeypatch.setattr(environment, "has_gpu", lambda: True)
+
+
+@pytest.fixture
+def rdma_host(gpu_host, monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "RDMA_DEVICES", tmp_path)
+    for name in ("mlx5_1", "mlx5_0"):
+        (tmp_path / name).mkdir()
 
 
 def test_a_host_without_driver_adds_nothing(monkeypatch):
@@ -33,6 +44,35 @@ def test_a_rank_of_a_rank_gets_the_library_once():
     added = environment.rank_environment({})
     again = environment.rank_environment(added)
     assert "LD_PRELOAD" not in again
+
+
+@pytest.mark.usefixtures("gpu_host")
+def test_ranks_of_one_node_are_kept_off_other_networks():
+    assert environment.rank_environment(ONE_NODE)["NCCL_NET"] == "Socket"
+    assert "NCCL_NET" not in environment.rank_environment({**ONE_NODE, "NCCL_NET": "IB"})
+    assert "NCCL_NET" not in environment.rank_environment(ONE_OF_TWO)
+
+
+@pytest.mark.usefixtures("rdma_host")
+def test_ranks_of_several_nodes_are_warned_of_networks_that_last():
+    assert "use mlx5_0, mlx5_1 " in environment.warn_of(ONE_OF_TWO)
+    assert environment.warn_of(ONE_NODE) is None
+    for own in ({"NCCL_NET": "socket"}, {"NCCL_IB_DISABLE": "1"}):
+        assert environment.warn_of({**ONE_OF_TWO, **own}) is None
+
+
+@pytest.mark.usefixtures("rdma_host")
+def test_the_doctor_names_networks_that_last(monkeypatch):
+    def remote_memory():
+        checks = host.examine(host.Where(None, None, "/run/torchmig"))
+        return next(check for check in checks if check.name == "remote memory")
+
+    monkeypatch.delenv("NCCL_NET", raising=False)
+    found = remote_memory()
+    assert (found.state, found.found) == (host.State.WARNING, "NCCL would use mlx5_0, mlx5_1")
+    assert "NCCL_NET=Socket" in found.cure
+    monkeypatch.setenv("NCCL_NET", "Socket")
+    assert remote_memory().state is host.State.OK
 
 
 def test_settings_that_a_checkpoint_does_not_survive_are_named():

@@ -1,5 +1,6 @@
 """How a rank comes to life: started from its script, or restored from a snapshot."""
 
+import logging
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from torchmig.agent.loader import Loaded, Loader, Request
 from torchmig.agent.node import Rank
 from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.capture import files, folders
-from torchmig.capture.device.environment import rank_environment
+from torchmig.capture.device.environment import rank_environment, warn_of
 from torchmig.capture.device.staging import Staging
 from torchmig.capture.process import trees
 from torchmig.capture.process.fetch import fetch_images
@@ -31,6 +32,8 @@ from torchmig.progress import Progress
 from torchmig.repo import Depot, Manifest, RankSection
 from torchmig.together import together
 from torchmig.worker import SOCKET
+
+log = logging.getLogger(__name__)
 
 # What the ranks need so that they can be dumped; the user's own value wins.
 ENVIRONMENT = {
@@ -68,6 +71,8 @@ class ScriptStarter:
 
     def start(self, plans: list[RankPlan]) -> list[Rank]:
         """Start all; if one fails, none is left."""
+        for warning in {warn_of({**os.environ, **plan.env}) for plan in plans} - {None}:
+            log.warning("%s", warning)
         ranks = []
         with ExitStack() as undo:
             for plan in plans:

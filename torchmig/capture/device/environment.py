@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torchmig
+from torchmig.host import remote_memory_devices
 
 # Each with the reason, which `torchmig doctor` shows.
 NEEDED = {
@@ -15,6 +16,9 @@ NEEDED = {
     "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": ("0", "memory made for sharing cannot be given back"),
     "UV_USE_IO_URING": ("0", "CRIU cannot dump io_uring"),
 }
+# What ranks of one node are given besides. Of every such device that a host has NCCL keeps a
+# descriptor until the process ends, even where its ranks have only each other to talk to.
+ONE_NODE = {"NCCL_NET": "Socket"}
 _PRELOAD = "LD_PRELOAD"
 
 
@@ -37,13 +41,36 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if not has_gpu():
         return {}
-    added = {name: value for name, (value, _) in NEEDED.items() if name not in environment}
+    wanted = {name: value for name, (value, _) in NEEDED.items()}
+    if _is_of_one_node(environment):
+        wanted |= ONE_NODE
+    added = {name: value for name, value in wanted.items() if name not in environment}
     library = preload_library()
     if library is not None:
         before = environment.get(_PRELOAD, "")
         if os.fspath(library) not in before.split(":"):
             added[_PRELOAD] = f"{library}:{before}" if before else os.fspath(library)
     return added
+
+
+def _is_of_one_node(environment: Mapping[str, str]) -> bool:
+    return environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE")
+
+
+def warn_of(environment: Mapping[str, str]) -> str | None:
+    """Return what keeps a rank that is given this environment from ever being checkpointed.
+
+    It may be wanted all the same: for ranks of several nodes it is what makes them fast.
+    """
+    if not has_gpu() or _is_of_one_node(environment):
+        return None
+    devices = remote_memory_devices(environment)
+    if not devices:
+        return None
+    return (
+        f"ranks of several nodes use {', '.join(devices)} (InfiniBand, RoCE or EFA) and cannot be "
+        "checkpointed: to have that, over TCP, set NCCL_NET=Socket"
+    )
 
 
 def unfit(environment: Mapping[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ _REFUSED = {
     "anon_inode:[io_uring]": "an io_uring, which CRIU cannot dump; use another I/O engine, "
     "for libuv programs UV_USE_IO_URING=0",
     "anon_inode:[perf_event]": "a perf event counter; end the profiler first",
-    "/dev/infiniband/": "open InfiniBand verbs; use TCP, as with NCCL_IB_DISABLE=1",
+    "/dev/infiniband/": "open InfiniBand verbs; start it with NCCL_NET=Socket, to use TCP",
 }
 
 
