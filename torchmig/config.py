@@ -196,6 +196,14 @@ OPTIONS: tuple[Option, ...] = (
         "happens on the CPU alone",
     ),
     Option(
+        "close_connections",
+        parse_bool,
+        False,
+        (Group.RUN,),
+        "checkpoint a script that has TCP connections of its own, as to a dashboard or an object "
+        "store; after a restore they are closed, and it has to open new ones",
+    ),
+    Option(
         "staging",
         parse_size,
         None,

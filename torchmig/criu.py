@@ -7,6 +7,7 @@ Python's packages.
 """
 
 import importlib.util
+import platform
 import re
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ from types import ModuleType
 from torchmig.errors import HostUnfitError
 
 OLDEST_RELEASE = (4, 1)  # the first that knows the vDSO layout of kernel 6.13 and newer
+_SOCKETS_ANYWHERE = (4, 2)
+_SOCKETS_CHANGED = (6, 16)  # of Linux: SO_PASSCRED is for local sockets alone
 PREFIX = Path(__file__).resolve().parents[1] / ".criu"
 _CURE = "run 'make setup', or name a criu of 4.1 or newer in TORCHMIG_CRIU"
 
@@ -30,6 +33,16 @@ class Criu:
     path: Path
     version: str
     pycriu_folder: Path
+
+    def reads(self, version: str) -> bool:
+        """Return whether it takes images of this release: of its own and of older ones."""
+        return _release(version) <= _release(self.version)
+
+    @property
+    def takes_sockets(self) -> bool:
+        """Whether it can dump internet sockets: Linux 6.16 has taken away what older ones ask."""
+        kernel = _release(platform.release())
+        return _release(self.version) >= _SOCKETS_ANYWHERE or kernel < _SOCKETS_CHANGED
 
 
 def find_criu(named: str | None = None) -> Criu:
@@ -96,14 +109,17 @@ def _candidates(named: str | None) -> Iterator[Path]:
 
 def _examine(path: Path) -> Criu:
     version = _version(path)
-    numbers = tuple(int(part) for part in version.split(".")[:2])
-    if numbers < OLDEST_RELEASE:
+    if _release(version) < OLDEST_RELEASE:
         raise HostUnfitError(f"'{path}' is {version}, older than 4.1")
     for folder in _pycriu_folders(path):
         found = _pycriu_version(folder)
         if found is not None and found.split(".")[:2] == version.split(".")[:2]:
             return Criu(path, version, folder)
     raise HostUnfitError(f"'{path}' is {version}, but no pycriu of that release is installed")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def _version(path: Path) -> str:

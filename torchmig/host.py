@@ -149,7 +149,11 @@ def _criu(where: Where) -> Check:
     except HostUnfitError as error:
         found, _, cure = str(error).partition("; run ")
         return Check("criu", State.FAILED, found, f"run {cure}")
-    return Check("criu", State.OK, f"{criu.version} in {criu.path}")
+    found = f"{criu.version} in {criu.path}"
+    if not criu.takes_sockets:
+        cure = "CRIU 4.2 for scripts with internet sockets of their own, on Linux 6.16 or newer"
+        return Check("criu", State.WARNING, found, cure)
+    return Check("criu", State.OK, found)
 
 
 def _criu_check(where: Where) -> Check:

@@ -138,6 +138,15 @@ def test_another_environment(folder, name, value):
     refused(folder, 21, f"taken with {name} '{re.escape(value)}' and here is", f"--restore={new}")
 
 
+def test_images_of_a_newer_criu(folder):
+    def change(manifest):
+        ranks = [replace(rank, state={**rank.state, "criu": "99.0"}) for rank in manifest.ranks]
+        return replace(manifest, ranks=ranks)
+
+    pattern = "taken with CRIU '99.0', whose images the older '[0-9.]+' cannot read"
+    refused(folder, 21, pattern, f"--restore={rewritten(folder, change)}")
+
+
 def test_a_missing_script(folder):
     launch = {"cwd": str(folder), "script": "gone.py"}
     new = rewritten(

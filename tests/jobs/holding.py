@@ -38,7 +38,18 @@ def tcp():
         yield
 
 
-HELD = {"io_uring": io_uring, "tcp": tcp}
+@contextlib.contextmanager
+def half_tcp():
+    """As a pool of connections keeps one that its server has given up."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+    ):
+        server.accept()[0].close()
+        yield
+
+
+HELD = {"io_uring": io_uring, "tcp": tcp, "half_tcp": half_tcp}
 
 
 def steps(what, rank, state):

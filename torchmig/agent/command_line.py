@@ -131,6 +131,7 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         gpus=arguments.gpus,
         staging_bytes=arguments.staging,
         grace_seconds=arguments.grace,
+        close_connections=arguments.close_connections,
     )
 
 

@@ -176,7 +176,7 @@ class Agent(LocalElasticAgent):
                 f"cannot restore snapshot {manifest.id[:8]}: it holds {len(manifest.ranks)} ranks "
                 f"and this job has {session.world_size}; start it with the same number of ranks"
             )
-        check_environment(manifest, sections)
+        check_environment(manifest, sections, settings.criu)
         return SnapshotStarter(
             settings.depot,
             manifest,

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -112,6 +112,7 @@ class Node:
     on_report: Callable[[Report], None]
     drain: Callable[[], None]
     on_finished: Callable[[], None]
+    close_connections: bool = False  # as trees.dump has it
     _warmer: rank_gpu.Warmer | None = None
     finished: bool = False  # ended on purpose, after the commit
     # Set while the ranks are not what the launcher's monitor may look at.
@@ -201,7 +202,7 @@ class Node:
         reasons = []
         for number, facts in self.call("describe"):
             tree = self._tree(number)
-            found = facts["refused"] + find_refused(tree, facts["sockets"])
+            found = facts["refused"] + self._held(tree, facts["sockets"])
             if facts["waits_on_gpus"]:
                 found += gpu_places.not_alone(tree)
             reasons += [f"rank {number}: {reason}" for reason in found]
@@ -215,8 +216,19 @@ class Node:
         return [
             f"rank {number}: {reason}"
             for number, sockets in self.call("nccl_sockets")
-            for reason in find_refused(self._tree(number), [], sockets)
+            for reason in self._held(self._tree(number), [], sockets)
         ]
+
+    def _held(
+        self, tree: list[int], torch_sockets: list[int], nccl_sockets: Sequence[int] = ()
+    ) -> list[str]:
+        return find_refused(
+            tree,
+            torch_sockets,
+            nccl_sockets,
+            takes_sockets=self.criu is None or self.criu.takes_sockets,
+            closes_connections=self.close_connections,
+        )
 
     def _tree(self, number: int) -> list[int]:
         """Return the pids of a rank's tree."""
@@ -241,6 +253,7 @@ class Node:
             rank.process.inner_pid,
             rank.images,
             leave_stopped=True,
+            close_connections=self.close_connections,
         )
         rank.stage = Stage.STOPPED
         streams = [str(rank.folder.stdout), str(rank.folder.stderr)]
@@ -301,7 +314,9 @@ class Node:
         Depot.from_dict(depot).upload(snapshot, sections, deadline_seconds)
 
     def _section(self, rank: Rank, streams: list[Stream]) -> RankSection:
+        assert self.criu is not None
         state = {
+            "criu": self.criu.version,
             "local_rank": rank.local_rank,
             "folder": str(rank.folder.path),
             "stdout": rank.stdout,

@@ -53,6 +53,7 @@ class Settings:
     gpus: str | None = None  # where GPU ranks are restored
     staging_bytes: int | None = None  # None: as much as the ranks use on GPUs
     grace_seconds: float | None = None  # how long a suspend may take with its upload
+    close_connections: bool = False  # TCP ones that a script has opened, in a restore
 
 
 @dataclass
@@ -167,6 +168,7 @@ class Session:
             on_report=self._on_report,
             drain=stdio.drain,
             on_finished=lambda: None if self.is_coordinator else self.on_suspended(None),
+            close_connections=self.settings.close_connections,
         )
         self.node.warm_staging(self.settings.staging_bytes)
         if self.is_coordinator:

@@ -292,11 +292,12 @@ def environment() -> dict[str, str]:
     }
 
 
-def check_environment(manifest: Manifest, sections: Sequence[RankSection]) -> None:
+def check_environment(manifest: Manifest, sections: Sequence[RankSection], criu: Criu) -> None:
     """Refuse a snapshot that this host cannot restore, before anything is started.
 
     Raises:
-        SnapshotUnfitError: Another torch, Python or machine, or a file that is missing.
+        SnapshotUnfitError: Another torch, Python or machine, images of a newer CRIU, or a file that
+            is missing.
     """
     here = environment()
     for what in ("torch", "python", "machine"):
@@ -305,6 +306,14 @@ def check_environment(manifest: Manifest, sections: Sequence[RankSection]) -> No
             raise SnapshotUnfitError(
                 f"cannot restore snapshot {manifest.id[:8]} on this host: it was taken with "
                 f"{what} '{there}' and here is '{here[what]}'; restore with the same {what}"
+            )
+    for section in sections:
+        dumped_with = section.state.get("criu", criu.version)  # once it was not written down
+        if not criu.reads(dumped_with):
+            raise SnapshotUnfitError(
+                f"cannot restore snapshot {manifest.id[:8]} on this host: it was taken with CRIU "
+                f"'{dumped_with}', whose images the older '{criu.version}' cannot read; install "
+                "that release or a newer one"
             )
     written = {file["path"] for section in manifest.ranks for file in section.state["files"]}
     needed = {

@@ -91,4 +91,6 @@ def _runs(entries: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
         flags = entry.get("flags", 0)
         if flags & _IN_PARENT if isinstance(flags, int) else "PE_PARENT" in str(flags):
             continue  # never written here: pre-dumps are not used
-        yield int(entry["vaddr"]), int(entry["nr_pages"]) * PAGE_BYTES
+        # Since 4.2 what was nr_pages is compat_nr_pages, which it reads and does not write.
+        pages = entry.get("nr_pages") or entry["compat_nr_pages"]
+        yield int(entry["vaddr"]), int(pages) * PAGE_BYTES

@@ -27,7 +27,15 @@ class CriuError(TorchmigError):
     """CRIU has refused or failed."""
 
 
-def dump(criu: Criu, init_pid: int, inner_pid: int, folder: Path, *, leave_stopped: bool) -> float:
+def dump(
+    criu: Criu,
+    init_pid: int,
+    inner_pid: int,
+    folder: Path,
+    *,
+    leave_stopped: bool,
+    close_connections: bool = False,
+) -> float:
     """Write the images of a tree into a folder and return the seconds that it took.
 
     Args:
@@ -36,6 +44,7 @@ def dump(criu: Criu, init_pid: int, inner_pid: int, folder: Path, *, leave_stopp
         inner_pid: Pid, there, of the root of the tree.
         folder: Takes the images; must exist and be empty.
         leave_stopped: Leave the tree stopped (SIGCONT lets it go on) and not running.
+        close_connections: Dump TCP connections too, which a restore closes; here they stay.
 
     Raises:
         CriuError: With CRIU's own reason; the tree runs on.
@@ -44,6 +53,7 @@ def dump(criu: Criu, init_pid: int, inner_pid: int, folder: Path, *, leave_stopp
     options.pid = inner_pid
     options.leave_running = not leave_stopped
     options.leave_stopped = leave_stopped
+    options.tcp_close = close_connections
     begun = time.monotonic()
     _run(criu, init_pid, "dump", options, folder / DUMP_LOG)
     return time.monotonic() - begun
@@ -56,6 +66,7 @@ def restore(criu: Criu, init_pid: int, folder: Path) -> int:
         CriuError: With CRIU's own reason; nothing is left of the tree.
     """
     options = _options(criu, folder, RESTORE_LOG)
+    options.tcp_close = True  # those that have been dumped
     _remove_ghosts(folder)
     answer = _run(criu, init_pid, "restore", options, folder / RESTORE_LOG)
     return int(answer.pid)
