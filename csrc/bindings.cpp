@@ -108,7 +108,7 @@ void register_sockets(py::module_& m) {
     m.def("torch_socket_inodes", &torchmig::torch_socket_inodes);
     m.def("mute_torch_sockets", &torchmig::mute_torch_sockets);
     m.def("neutralise_torch_sockets", &torchmig::neutralise_torch_sockets);
-    m.def("torch_is_quiet", &torchmig::torch_is_quiet, NoGil());
+    m.def("what_moves", &torchmig::what_moves, NoGil());
 }
 
 }  // namespace

@@ -117,6 +117,19 @@ char state_of(int thread) {
     return state;
 }
 
+std::string name_of(int thread) {
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/self/task/%d/comm", thread);
+    char name[32] = "";
+    if (FILE* file = std::fopen(path, "re")) {
+        if (std::fgets(name, sizeof name, file) != nullptr) {
+            name[std::strcspn(name, "\n")] = '\0';
+        }
+        std::fclose(file);
+    }
+    return name;
+}
+
 bool is_listening(int fd) {
     int listening = 0;
     socklen_t size = sizeof listening;
@@ -259,34 +272,41 @@ int neutralise_torch_sockets() {
     return count;
 }
 
-bool torch_is_quiet() {
+std::string what_moves() {
     remember_watched();
     const std::vector<int> fds = open_torch_sockets();
     auto& all = remembered();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    bool quiet = true;
+    std::string found;
     std::map<uint64_t, uint64_t> moved;
     for (const int fd : fds) {
         if (is_listening(fd)) {
             continue;
         }
-        quiet = quiet && queues_are_empty(fd);
+        if (!queues_are_empty(fd)) {
+            found = "a connection has bytes under way";
+        }
         moved[inet_inode(fd)] = bytes_moved(fd);
     }
-    quiet = quiet && moved == all.moved;
+    if (moved != all.moved) {
+        found = "a connection has moved bytes";
+    }
     all.moved = std::move(moved);
     // gloo's threads wake up many times a second to look around, so that they have run says
-    // nothing; that one is not asleep means it may be at work.
+    // nothing; that one is not asleep means it may be at work. The one that asks is none of them,
+    // even if it began while a group did.
     for (auto it = all.threads.begin(); it != all.threads.end();) {
         const char state = state_of(*it);
         if (state == 0) {
             it = all.threads.erase(it);
             continue;
         }
-        quiet = quiet && state == 'S';
+        if (state != 'S' && *it != gettid()) {
+            found = "thread '" + name_of(*it) + "' is not asleep (" + state + ")";
+        }
         ++it;
     }
-    return quiet;
+    return found;
 }
 
 void torch_sockets_after_fork_in_child() {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace torchmig {
@@ -42,9 +43,10 @@ void mute_torch_sockets();
 // descriptors but no connection. Returns how many.
 int neutralise_torch_sockets();
 
-// True if no connection of torch's has bytes under way or has moved any since the last call, and
-// every thread of torch's is asleep. Two rounds of yes from all ranks mean that nothing moves.
-bool torch_is_quiet();
+// Why something of torch's may be moving: a connection has bytes under way or has moved some since
+// the last call, or a thread is not asleep. Empty if nothing is; two rounds of that from all ranks
+// mean that nothing moves.
+std::string what_moves();
 
 // Closes torch's sockets and epolls; for the child after a fork.
 void torch_sockets_after_fork_in_child();

@@ -296,12 +296,13 @@ class Request:
             # A rank's answer covers the time since its last one. All answers of one round are
             # later than all of the round before: if all are yes, there was a moment between the
             # rounds at which nothing moved anywhere, and nothing can start by itself.
-            answers = [quiet for node in self._every("call", name="quiet") for _, quiet in node]
-            if all(answers):
+            answers = [answer for node in self._every("call", name="moves") for answer in node]
+            moving = "; ".join(f"rank {rank}: {what}" for rank, what in answers if what)
+            if not moving:
                 break
             if time.monotonic() > deadline:
                 raise DeadlineMissedError(
-                    f"its communication did not come to rest within {QUIET_SECONDS:g} s"
+                    f"its communication did not come to rest within {QUIET_SECONDS:g} s: {moving}"
                 )
             time.sleep(QUIET_PAUSE_SECONDS)
 

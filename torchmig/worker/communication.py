@@ -103,7 +103,7 @@ def _members(group: dist.ProcessGroup) -> list[int]:
 def mute() -> None:
     """Let no backend hear of the end of a connection any more.
 
-    The caller has seen that nothing moves any more (`torch_is_quiet` on all ranks), and mutes all
+    The caller has seen that nothing moves any more (`what_moves` on all ranks), and mutes all
     ranks before it takes the first of them down: gloo's thread aborts the process if it hears of a
     peer that has gone while this rank's own sockets are being replaced.
     """

@@ -26,9 +26,9 @@ def describe(_request: str) -> str:
     )
 
 
-def quiet(_request: str) -> str:
-    """Say whether nothing has moved in torch's communication since the last call."""
-    return json.dumps(_C.torch_is_quiet())
+def moves(_request: str) -> str:
+    """Say what has moved in torch's communication since the last call, or nothing."""
+    return json.dumps(_C.what_moves())
 
 
 def store_keys(_request: str) -> str:
