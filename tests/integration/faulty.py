@@ -36,11 +36,25 @@ def mortal_criu(folder, criu, after):
 
     The file holds seconds; while it is empty or missing nothing is killed.
     """
+    return _criu_of(
+        folder,
+        criu,
+        f'[ "$1" = swrk ] && [ -s {after} ] || exec {criu.path} "$@"\n'
+        f'exec timeout --foreground -s KILL "$(cat {after})" {criu.path} "$@"\n',
+    )
+
+
+def orphaning_criu(folder, criu, seconds):
+    """Return a criu of the same release that is killed in a dump and leaves a child, a sleep."""
+    return _criu_of(
+        folder,
+        criu,
+        f'[ "$1" = swrk ] || exec {criu.path} "$@"\nsleep {seconds} &\nkill -s KILL $$\n',
+    )
+
+
+def _criu_of(folder, criu, script):
     packages = folder / "lib/python3/dist-packages"
     packages.parent.mkdir(parents=True)
     packages.symlink_to(criu.pycriu_folder.parent)
-    return executable(
-        folder / "sbin/criu",
-        f'#!/bin/sh\n[ "$1" = swrk ] && [ -s {after} ] || exec {criu.path} "$@"\n'
-        f'exec timeout --foreground -s KILL "$(cat {after})" {criu.path} "$@"\n',
-    )
+    return executable(folder / "sbin/criu", f"#!/bin/sh\n{script}")

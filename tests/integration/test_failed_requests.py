@@ -1,12 +1,14 @@
 """A checkpoint that fails, at any phase, leaves the job training, with the same results."""
 
 import os
+import random
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from c_library import build
-from faulty import mortal_criu, mounted, remount
+from faulty import mortal_criu, mounted, orphaning_criu, remount
 from running import JOBS, by_rank, snapshots, unbroken
 from running import ForkedRun as Run
 
@@ -70,6 +72,15 @@ def test_one_failure_after_the_other_and_then_it_works(tmp_path, criu):
         may_end.touch()
         again = Run(tmp_path, f"--repo={disk}/repo", "--restore=latest").finish()
         assert by_rank(run.text, again.text) == unbroken(2, "ddp.py", STEPS)
+
+
+def test_criu_that_is_killed_and_leaves_a_child(tmp_path, criu):
+    """It has children for a moment, which hold the socket that its answer is awaited on."""
+    seconds = f"{random.randint(1000, 9999)}.5"
+    env = {"TORCHMIG_CRIU": str(orphaning_criu(tmp_path / "usr", criu, seconds))}
+    fails_and_trains_on(tmp_path, "criu dump failed", number=signal.SIGUSR1, env=env)
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert [command for command in commands if seconds.encode() in command] == []
 
 
 HELD = {

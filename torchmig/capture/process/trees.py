@@ -4,9 +4,12 @@ import importlib
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +133,10 @@ def _run(criu: Criu, init_pid: int, verb: str, options: Any, log_path: Path) -> 
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                start_new_session=verb == "dump",  # of a restore the tree's own are made
             )
         os.close(folder)
+        threading.Thread(target=_end_with, args=(process, ours), daemon=True).start()
         service = pycriu.criu()
         service.use_fd(ours.fileno())
         service.opts = options
@@ -143,7 +148,27 @@ def _run(criu: Criu, init_pid: int, verb: str, options: Any, log_path: Path) -> 
                 log.error("criu %s: then: %s", verb, line)
             raise CriuError(f"criu {verb} failed: {found[0]}") from error
         finally:
+            _wait(process)
+            if verb == "dump":
+                os.killpg(process.pid, signal.SIGKILL)  # what is left; itself is a zombie
             process.wait()
+
+
+def _end_with(process: subprocess.Popen[bytes], answers: socket.socket) -> None:
+    """Let nobody wait for an answer when CRIU has ended.
+
+    CRIU looks at the kernel in children, which stand still until it ends them. If it is killed they
+    are left, and hold the other end.
+    """
+    _wait(process)
+    with suppress(OSError):  # the answer has been taken, and the socket closed
+        answers.shutdown(socket.SHUT_RD)  # one that has arrived can still be read
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended, and leave its number to it."""
+    with suppress(ChildProcessError):  # its number has been given back
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def errors_in_log(log_path: Path) -> list[str]:
