@@ -150,7 +150,8 @@ def _run(criu: Criu, init_pid: int, verb: str, options: Any, log_path: Path) -> 
         finally:
             _wait(process)
             if verb == "dump":
-                os.killpg(process.pid, signal.SIGKILL)  # what is left; itself is a zombie
+                with suppress(ProcessLookupError):  # a zombie still has its number
+                    os.killpg(process.pid, signal.SIGKILL)  # what it has left
             process.wait()
 
 
