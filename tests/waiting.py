@@ -2,8 +2,10 @@
 
 import time
 
+SECONDS = 15  # much, for a busy machine
 
-def wait_until(holds, say=lambda: "it does not come true", seconds=60):
+
+def wait_until(holds, say=lambda: "it does not come true", seconds=SECONDS):
     """Return what `holds` returns as soon as that is true; fail with what `say` returns."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):

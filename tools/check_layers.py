@@ -42,7 +42,7 @@ LAYERS: dict[str, Layer] = {
     "console": Layer(("errors", "units")),
     "progress": Layer(("units",), ("rich",)),
     "together": Layer(()),
-    "criu": Layer(("errors",)),
+    "criu": Layer(("errors", "units")),
     "host": Layer(("errors", "units", "criu"), ("pynvml",)),
     "cut": Layer(("errors",)),
     "worker": Layer(("errors", "_C"), ("torch",)),

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from torchmig.errors import HostUnfitError
+from torchmig.units import version_numbers
 
 OLDEST_RELEASE = (4, 1)  # the first that knows the vDSO layout of kernel 6.13 and newer
 _SOCKETS_ANYWHERE = (4, 2)
@@ -119,7 +120,7 @@ def _examine(path: Path) -> Criu:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return version_numbers(version)[:2]
 
 
 def _version(path: Path) -> str:

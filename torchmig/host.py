@@ -20,7 +20,7 @@ from pathlib import Path
 
 from torchmig.criu import find_criu, load_pycriu
 from torchmig.errors import HostUnfitError
-from torchmig.units import format_size
+from torchmig.units import format_size, version_numbers
 
 OLDEST_KERNEL = (5, 9)  # CAP_CHECKPOINT_RESTORE, clone3 with chosen pids, time namespaces
 OLDEST_TORCH = (2, 11)
@@ -102,7 +102,7 @@ def require_fit(where: Where) -> None:
 
 def _kernel(_where: Where) -> Check:
     found = f"{platform.system()} {platform.release()} {platform.machine()}"
-    numbers = _numbers(platform.release())
+    numbers = version_numbers(platform.release())
     if platform.system() != "Linux" or platform.machine() != "x86_64" or numbers < OLDEST_KERNEL:
         return Check("kernel", State.FAILED, found, "use Linux 5.9 or newer on x86-64")
     return Check("kernel", State.OK, found)
@@ -187,7 +187,7 @@ def _torch(_where: Where) -> Check:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Check("torch", State.FAILED, "not installed", "install torch 2.11 or newer")
-    if _numbers(version) < OLDEST_TORCH:
+    if version_numbers(version) < OLDEST_TORCH:
         return Check("torch", State.FAILED, version, "install torch 2.11 or newer")
     return Check("torch", State.OK, version)
 
@@ -228,9 +228,9 @@ def _driver(_where: Where) -> Check:
     finally:
         pynvml.nvmlShutdown()
     found = f"{version}, {', '.join(gpus) or 'no GPU'}"
-    if _numbers(version) < OLDEST_DRIVER:
+    if version_numbers(version) < OLDEST_DRIVER:
         return Check("driver", State.FAILED, found, "install driver 570 or newer")
-    if _numbers(version) < REMAPPING_DRIVER:
+    if version_numbers(version) < REMAPPING_DRIVER:
         cure = "install driver 580 or newer to restore on other GPUs"
         return Check("driver", State.WARNING, found, cure)
     if os.environ.get("NCCL_CUMEM_ENABLE") == "0":
@@ -389,13 +389,3 @@ def _try(command: list[str]) -> subprocess.CompletedProcess[str]:
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else ""
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version, such as (2, 13, 0) for '2.13.0+cpu'."""
-    numbers = []
-    for part in version.replace("-", ".").replace("+", ".").split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)

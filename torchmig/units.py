@@ -75,3 +75,13 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, such as (2, 13, 0) for '2.13.0+cpu'."""
+    numbers = []
+    for part in version.replace("-", ".").replace("+", ".").split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

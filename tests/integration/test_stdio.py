@@ -33,7 +33,7 @@ def test_lines_with_prefixes(tmp_path):
 
 def test_parts_of_lines_are_seen_while_the_rank_waits(tmp_path):
     run = Run(tmp_path, PRINTING, "parts", tmp_path / "go")
-    wait_until(lambda: run.stdout.read_bytes() == b"Continue? ")
+    wait_until(lambda: run.stdout.read_bytes() == b"Continue? ", seconds=60)
     (tmp_path / "go").touch()
     run.finish()
     bar = b"".join(b"\r%3d %%" % percent for percent in range(0, 101, 10))
@@ -52,7 +52,7 @@ def test_what_has_been_passed_on_takes_no_memory(tmp_path):
     run = Run(
         tmp_path, f"--runtime-dir={runtime}", "--job=j", PRINTING, "bulk", 16, tmp_path / "go"
     )
-    wait_until(lambda: run.stdout.stat().st_size == 16 * MIB)
+    wait_until(lambda: run.stdout.stat().st_size == 16 * MIB, seconds=60)
     status = (runtime / "j" / "rank-0" / "stdout").stat()
     assert status.st_size == 16 * MIB
     assert status.st_blocks * 512 <= 3 * MIB

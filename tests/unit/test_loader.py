@@ -114,8 +114,10 @@ def take_all(loaded):
 
 
 def ended(pid):
-    stat = Path("/proc", str(pid), "stat")
-    return not stat.exists() or stat.read_text().split()[2] == "Z"
+    try:
+        return Path("/proc", str(pid), "stat").read_text().split()[2] == "Z"
+    except OSError:  # it may go between a look and the reading
+        return True
 
 
 @pytest.mark.parametrize("staging_bytes", [None, 128 * MIB])
@@ -292,8 +294,7 @@ def test_the_program_is_told_to_end_before_it_has_begun(folder, tmp_path, number
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: list(work.glob("*/0")))  # the images of rank 0 are on their way
         process.send_signal(number)
-        # What it imports may make an error of its own of the exception.
-        assert process.wait(60) != ExitCode.OK
+        assert process.wait(60) in (128 + number, -number)
     assert list(work.iterdir()) == []
 
 

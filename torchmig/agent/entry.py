@@ -21,14 +21,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     loader = None
+    told: list[int] = []  # signals that have ended the program early
     with contextlib.suppress(TorchmigError, OSError):  # the program itself will say it
         loader = start_loader(given)
     if loader is not None:
-        _end_with_cleanup()
+        _end_with_cleanup(told)
     try:
         from torchmig.agent import main as program
 
         return program.main(given, loader)
+    except BaseException:
+        if not told:
+            raise
+        return 128 + told[0]  # whatever an import has made of the exception
     finally:
         if loader is not None:
             loader.close()
@@ -74,10 +79,15 @@ def depot_of(arguments: argparse.Namespace) -> "Depot":
     return Depot(address, cache, arguments.local_cache_size)
 
 
-def _end_with_cleanup() -> None:
-    """Have signals end the program by an exception, until it has handlers of its own."""
+def _end_with_cleanup(told: list[int]) -> None:
+    """Have signals end the program by an exception, until it has handlers of its own.
+
+    Args:
+        told: Takes their numbers.
+    """
 
     def end(number: int, _frame: object) -> NoReturn:
+        told.append(number)
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
