@@ -18,6 +18,7 @@ class CountingStore(Store):
         self.read_bytes = inner.read_bytes
         self.writes = []
         self.reads = []
+        self.expected = []
         self._lock = threading.Lock()
 
     def exists(self):
@@ -37,6 +38,10 @@ class CountingStore(Store):
         data = self.inner.get(name, offset_bytes, size_bytes)
         self.reads.append((name, len(data)))
         return data
+
+    def expect(self, name, offset_bytes, size_bytes):
+        self.expected.append((name, size_bytes))
+        self.inner.expect(name, offset_bytes, size_bytes)
 
     def list(self, prefix):
         return self.inner.list(prefix)

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from fault_store import CountingStore
 
 from torchmig.errors import (
     IntegrityError,
@@ -15,6 +16,7 @@ from torchmig.errors import (
     UsageError,
 )
 from torchmig.repo import JobName, Manifest, Mapping, RankSection, Repository
+from torchmig.store import FolderStore
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -56,6 +58,21 @@ def test_bytes_of_any_size_come_back(repo, tmp_path, size, kind):
         assert (tmp_path / "out").read_bytes() == content
         assert reader.read(snapshot.streams[0]) == content
         reader.verify(snapshot.streams)
+
+
+def test_a_store_is_told_what_will_be_read(repo, tmp_path):
+    """All of it, in the order of the stream, whatever order the threads read in."""
+    content = random.Random(1).randbytes(100 * MIB)
+    (stream,), _ = put_bytes(repo, content, kind="gpu-block")
+    counting = CountingStore(FolderStore(tmp_path / "repo"))
+    with Repository.on_store(counting).reader() as reader:
+        packs = [reader.locate(stream, row).pack_id.hex() for row in reader.rows(stream)]
+        reader.restore(stream, tmp_path / "out")
+    of_data = [read for read in counting.reads if read[0].rpartition("/")[2] in packs]
+    assert sorted(counting.expected) == sorted(of_data)
+    told = [name.rpartition("/")[2] for name, _ in counting.expected]
+    assert list(dict.fromkeys(told)) == list(dict.fromkeys(packs))
+    assert (tmp_path / "out").read_bytes() == content
 
 
 def test_files_are_private(repo):

@@ -1,9 +1,11 @@
 """Every kind of store keeps the same contract."""
 
+import os
 import secrets
 import threading
 
 import pytest
+from waiting import wait_until
 
 from torchmig.errors import ObjectMissingError, StoreError
 from torchmig.store import open_store
@@ -52,6 +54,33 @@ def test_missing(store):
     with pytest.raises(ObjectMissingError):
         store.get("data/no/nothing", 5, 5)
     store.delete("data/no/nothing")
+
+
+def test_what_will_be_read_may_be_said(store):
+    content = secrets.token_bytes(100_000)
+    store.put("data/a", [content])
+    for name, start, size in [("data/a", 10, 1000), ("data/a", 99_000, 5000), ("data/b", 0, 10)]:
+        store.expect(name, start, size)
+    assert store.get("data/a") == content
+
+
+def test_a_folder_has_the_kernel_fetch_what_will_be_read(tmp_path):
+    store = open_store(str(tmp_path))
+    store.put("data/a", [secrets.token_bytes(16 << 20)])
+    with (tmp_path / "data" / "a").open("rb") as file:
+
+        def is_cached(offset):
+            try:
+                return os.preadv(file.fileno(), [bytearray(100)], offset, os.RWF_NOWAIT) == 100
+            except BlockingIOError:
+                return False
+
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if is_cached(12 << 20):
+            pytest.skip(f"{tmp_path} is on a file system that is all cache")
+        store.expect("data/a", 12 << 20, 1 << 20)
+        wait_until(lambda: is_cached((13 << 20) - 100))
+        assert not is_cached(4 << 20)
 
 
 def test_list_by_prefix(store):

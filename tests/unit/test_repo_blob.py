@@ -16,9 +16,14 @@ from torchmig.repo.blob import Codec, Decoder, Encoder, Kind, hash_of, zero_hash
 SIZES = [1, 100, 4096, 16_385, 65_536, 1 << 20]
 
 
+@pytest.fixture(params=[False, True], ids=["fresh", "reused"])
+def decoder(request):
+    return Decoder(reuses_memory=request.param)
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("content", ["noise", "text", "half"])
-def test_round_trip(size, content):
+def test_round_trip(decoder, size, content):
     noise = random.Random(size).randbytes(size)
     text = (b"the same words " * (size // 15 + 1))[:size]
     data = {"noise": noise, "text": text, "half": noise[: size // 2] + text[: size - size // 2]}
@@ -31,7 +36,29 @@ def test_round_trip(size, content):
     if content == "noise":
         assert encoded.codec == Codec.PLAIN
     payload = memoryview(bytes(encoded.payload))
-    assert Decoder().decode(hash_of(data), encoded.codec, payload, size) == data
+    for _ in range(2):
+        assert decoder.decode(hash_of(data), encoded.codec, payload, size) == data
+
+
+def test_what_one_call_gave_lasts_until_the_next_or_for_ever():
+    contents = [b"the same words " * 20_000, b"and other ones " * 20_000]
+    payloads = [memoryview(Encoder().encode(memoryview(c), Kind.FILE).payload) for c in contents]
+    for reuses_memory, kept in ((False, contents), (True, contents[1:] * 2)):
+        decoder = Decoder(reuses_memory=reuses_memory)
+        got = [
+            decoder.decode(hash_of(data), Codec.ZSTD, payload, len(data))
+            for data, payload in zip(contents, payloads, strict=True)
+        ]
+        assert list(map(bytes, got)) == kept
+
+
+@pytest.mark.parametrize("left", [1, 1000, -1])
+def test_a_frame_that_was_cut_before_it_was_hashed(decoder, left):
+    data = random.Random(1).randbytes(1 << 17) * 2
+    frame = zstandard.compress(data)[:left]
+    payload = memoryview(_short_hash(frame) + frame)
+    with pytest.raises(IntegrityError):
+        decoder.decode(hash_of(data), Codec.ZSTD, payload, len(data))
 
 
 @given(st.binary(min_size=1, max_size=3000), st.booleans(), st.integers(0), st.integers(0, 7))
@@ -55,12 +82,12 @@ def test_a_bit_that_zstd_ignores_is_found():
         Decoder().decode(hash_of(data), Codec.ZSTD, memoryview(payload), len(data))
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked():
+def test_a_bomb_is_refused_before_it_is_unpacked(decoder):
     data = bytes(64 << 20)
     frame = zstandard.compress(data)
     payload = memoryview(hash_of(frame)[:0] + _short_hash(frame) + frame)
     with pytest.raises(IntegrityError, match="unpacks to"):
-        Decoder().decode(hash_of(data), Codec.ZSTD, payload, 1000)
+        decoder.decode(hash_of(data), Codec.ZSTD, payload, 1000)
 
 
 def _short_hash(data):
@@ -101,19 +128,22 @@ def floats(count, width, seed=1):
 
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("has_numpy", [False, True])
-def test_planes_of_floats(monkeypatch, width, has_numpy):
+def test_planes_of_floats(decoder, monkeypatch, width, has_numpy):
     if has_numpy:
         pytest.importorskip("numpy")
     monkeypatch.setattr(planes, "_HAS_NUMPY", has_numpy)
     data = floats(2_400_000 // width, width)
     assert bytes(planes.split(data, width))[:5] == data[: 5 * width : width]
-    assert bytes(planes.merge(planes.split(data, width), width)) == data
+    merged = bytearray(len(data))
+    planes.merge(planes.split(data, width), width, merged)
+    assert merged == data
     encoded = Encoder().encode(memoryview(data), Kind.GPU_BLOCK)
     assert encoded.codec == {2: Codec.ZSTD_PLANES_2, 4: Codec.ZSTD_PLANES_4}[width]
     plain = Encoder().encode(memoryview(data), Kind.FILE)
     assert len(encoded.payload) < 0.95 * len(plain.payload)
     payload = memoryview(bytes(encoded.payload))
-    assert bytes(Decoder().decode(hash_of(data), encoded.codec, payload, len(data))) == data
+    for _ in range(2):
+        assert bytes(decoder.decode(hash_of(data), encoded.codec, payload, len(data))) == data
 
 
 def test_text_and_noise_get_no_planes():

@@ -21,6 +21,7 @@ _FRAME_HASH_BYTES = 16
 _PROBE_BYTES = 4096
 _PROBE_PARTS = 4
 _SURE = 8
+_LARGE_BYTES = 128 << 10  # from here on malloc asks the kernel each time
 _WORTH = 0.95  # a blob that compresses to more than this is stored as it is
 
 
@@ -127,8 +128,17 @@ class Encoder:
 class Decoder:
     """Gives back the bytes of blobs and refuses those that do not match; one for each thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reuses_memory: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            reuses_memory: What `decode` returns lasts until its next call, and is where the last
+                one was. Fresh memory for each blob costs as much time as unpacking it, and more
+                where many threads want some: the kernel clears it and takes it away again.
+        """
         self._zstd = zstandard.ZstdDecompressor()
+        self._unpacked = _Memory() if reuses_memory else None
+        self._merged = _Memory() if reuses_memory else None
 
     def decode(self, blob_id: bytes, codec: int, payload: memoryview, size_bytes: int) -> Buffer:
         """Return the blob's bytes, checked against `blob_id`; raise `IntegrityError` otherwise."""
@@ -141,7 +151,12 @@ class Decoder:
             width = _PLANE_WIDTHS[Codec(codec)]
             if size_bytes % width:
                 raise IntegrityError(f"its {size_bytes} bytes cannot be byte planes")
-            data = merge(self._decompress(payload, size_bytes), width)
+            planes = self._decompress(payload, size_bytes)
+            merged = (
+                bytearray(size_bytes) if self._merged is None else self._merged.take(size_bytes)
+            )
+            merge(planes, width, merged)
+            data = merged
         else:
             raise IntegrityError(f"its compression {codec} is unknown")
         if len(data) != size_bytes:
@@ -150,7 +165,7 @@ class Decoder:
             raise IntegrityError("its bytes do not match its hash")
         return data
 
-    def _decompress(self, payload: memoryview, size_bytes: int) -> bytes:
+    def _decompress(self, payload: memoryview, size_bytes: int) -> Buffer:
         frame = payload[_FRAME_HASH_BYTES:]
         if blake3(frame).digest(length=_FRAME_HASH_BYTES) != payload[:_FRAME_HASH_BYTES]:
             raise IntegrityError("its compressed bytes do not match their hash")
@@ -158,9 +173,25 @@ class Decoder:
             claimed_bytes = zstandard.frame_content_size(frame)
             if claimed_bytes != size_bytes:
                 raise IntegrityError(f"it unpacks to {claimed_bytes} bytes, not {size_bytes}")
-            return self._zstd.decompress(frame, max_output_size=size_bytes)
+            if self._unpacked is None or size_bytes < _LARGE_BYTES:
+                return self._zstd.decompress(frame, max_output_size=size_bytes)
+            memory = self._unpacked.take(size_bytes)
+            return memory[: self._zstd.stream_reader(frame).readinto(memory)]
         except zstandard.ZstdError as error:
             raise IntegrityError(f"it cannot be decompressed ({error})") from error
+
+
+class _Memory:
+    """Bytes that are used again and again."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def take(self, size_bytes: int) -> memoryview:
+        """Return that many of them, with whatever they hold."""
+        if len(self._bytes) < size_bytes:
+            self._bytes = bytearray(size_bytes)
+        return memoryview(self._bytes)[:size_bytes]
 
 
 def hash_of(data: Buffer) -> bytes:

@@ -23,18 +23,16 @@ def split(data: Buffer, width: int) -> bytes:
     return b"".join([plain[number::width] for number in range(width)])
 
 
-def merge(planes: Buffer, width: int) -> bytes | bytearray:
-    """Return the numbers whose planes these are."""
-    size_bytes = len(planes)
-    count = size_bytes // width
+def merge(planes: Buffer, width: int, numbers: Buffer) -> None:
+    """Write the numbers whose planes these are into memory of the same length."""
+    count = len(planes) // width
     if _HAS_NUMPY:
         import numpy as np
 
-        merged = np.empty((count, width), np.uint8)
+        rows = np.frombuffer(numbers, np.uint8).reshape(count, width)
         for number, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(width, count)):
-            merged[:, number] = plane
-        return merged.tobytes()
-    output = bytearray(size_bytes)
+            rows[:, number] = plane
+        return
+    strided = memoryview(numbers)
     for number in range(width):
-        output[number::width] = planes[number * count : (number + 1) * count]
-    return output
+        strided[number::width] = planes[number * count : (number + 1) * count]

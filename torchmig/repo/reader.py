@@ -62,7 +62,8 @@ class Reader:
         self._is_refreshed = False
         self._refresh_lock = threading.Lock()
         self._missing: set[str] = set()  # packs that were not where the index said
-        self._local = threading.local()
+        # For threads of whatever pool, one at a time; appending and popping need no lock.
+        self._tools: list[_Tools] = []
         self._is_open = False
 
     def __enter__(self) -> "Reader":
@@ -281,6 +282,7 @@ class Reader:
             # first bytes, and more memory than the budget.
             for start in range(0, len(extents), _PLANNED_EXTENTS):
                 for read in self._plan(stream, extents[start : start + _PLANNED_EXTENTS]):
+                    self._store.expect(read.name, read.offset_bytes, read.size_bytes)
                     pool.submit(self._task(stream, read, use, []), read.weight_bytes)
             pool.wait_idle()
 
@@ -324,13 +326,21 @@ class Reader:
         """Return the task that does one read; with `keeps`, what `use` gets lasts beyond it."""
 
         def task() -> None:
-            decoder, buffer = self._tools(0 if keeps else read.size_bytes)
+            if keeps:
+                work(_Tools(Decoder()))
+                return
+            tools = self._tools.pop() if self._tools else _Tools(Decoder(reuses_memory=True))
+            work(tools)  # after an error nobody needs them
+            self._tools.append(tools)
+
+        def work(tools: _Tools) -> None:
             try:
                 if keeps:
                     data = memoryview(
                         self._store.get(read.name, read.offset_bytes, read.size_bytes)
                     )
                 else:
+                    buffer = tools.buffer(read.size_bytes, self._read_bytes)
                     data = self._store.get_into(read.name, read.offset_bytes, buffer)
             except ObjectMissingError as error:
                 for moved in self._plan_again(stream, read, error):
@@ -341,7 +351,9 @@ class Reader:
                 start = wanted.offset_bytes - read.offset_bytes
                 payload = data[start : start + wanted.stored_bytes]
                 try:
-                    blob = decoder.decode(wanted.blob_id, wanted.codec, payload, wanted.size_bytes)
+                    blob = tools.decoder.decode(
+                        wanted.blob_id, wanted.codec, payload, wanted.size_bytes
+                    )
                 except IntegrityError as error:
                     raise self._damaged(
                         stream,
@@ -353,16 +365,23 @@ class Reader:
 
         return task
 
-    def _tools(self, size_bytes: int) -> tuple[Decoder, memoryview]:
-        """Return this thread's decoder and its buffer, which the next task uses again."""
-        tools: tuple[Decoder, bytearray] | None = getattr(self._local, "tools", None)
-        if tools is None or len(tools[1]) < size_bytes:
-            tools = self._local.tools = (Decoder(), bytearray(max(size_bytes, self._read_bytes)))
-        return tools[0], memoryview(tools[1])[:size_bytes]
-
     def _damaged(self, stream: Stream, reason: str) -> IntegrityError:
         of = f" of snapshot {self._snapshot_id[:8]!r}" if self._snapshot_id else ""
         return IntegrityError(f"stream {stream.name!r}{of} is damaged: {reason}")
+
+
+class _Tools:
+    """What a thread needs for one read, and uses again for the next."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self._buffer = bytearray()
+
+    def buffer(self, size_bytes: int, usual_bytes: int) -> memoryview:
+        """Return memory for a read, with whatever it holds."""
+        if len(self._buffer) < size_bytes:
+            self._buffer = bytearray(max(size_bytes, usual_bytes))
+        return memoryview(self._buffer)[:size_bytes]
 
 
 def _windows(extents: list[Row], window_bytes: int) -> Iterator[list[Row]]:

@@ -70,6 +70,9 @@ class Store(ABC):
         """
         return memoryview(self.get(name, offset_bytes, len(buffer)))
 
+    def expect(self, name: str, offset_bytes: int, size_bytes: int) -> None:  # noqa: B027
+        """Be told of a range that will be read soon, in the order of reading; may do nothing."""
+
     @abstractmethod
     def list(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects under `prefix` (a folder name, or "" for all) in any order."""

@@ -63,6 +63,9 @@ class RetryingStore(Store):
     def get_into(self, name: str, offset_bytes: int, buffer: memoryview) -> memoryview:
         return self._try(lambda: self.inner.get_into(name, offset_bytes, buffer))
 
+    def expect(self, name: str, offset_bytes: int, size_bytes: int) -> None:
+        self.inner.expect(name, offset_bytes, size_bytes)
+
     def list(self, prefix: str) -> Iterator[Entry]:
         # Taken as a whole: a listing that broke in the middle begins anew.
         return iter(self._try(lambda: list(self.inner.list(prefix))))
