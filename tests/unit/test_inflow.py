@@ -9,7 +9,7 @@ from arriving import digests, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmig.agent.inflow import Arrivals, Inflow, Lane
+from torchmig.agent.inflow import Arrivals, Inflow, Lane, in_this_process
 from torchmig.capture.device.blocks import StoredBlocks, place
 from torchmig.capture.device.staging import Staging
 from torchmig.capture.device.windows import PIECE_BYTES, Block, Ring
@@ -57,7 +57,8 @@ def start(ways, reading):
         for way in ways:
             way.arrivals.fail(error)
 
-    inflow = Inflow([way.lane for way in ways], reading, fail)
+    lanes = [way.lane for way in ways]
+    inflow = Inflow(lanes, lambda: in_this_process(lanes, reading), fail)
     inflow.start()
     return inflow
 

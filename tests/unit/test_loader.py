@@ -135,6 +135,36 @@ def test_all_arrives_and_the_process_ends(made, staging_bytes):
         each.staging.close()
 
 
+def forks_of(pid):
+    """Return the processes that a loader has made, once there are some."""
+    children = Path("/proc", str(pid), "task", str(pid), "children")
+    wait_until(lambda: children.read_text().split())
+    return [int(child) for child in children.read_text().split()]
+
+
+def test_a_process_of_it_that_ends_is_missed(folder):
+    manifest = manifest_of(folder)
+    loader = load(folder, staging_bytes=128 * MIB)
+    loaded = loader.loaded(manifest, manifest.ranks, QUIET)
+    for pid in forks_of(loader.pid):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(TorchmigError, match="GPU memory into staging has ended with -9"):
+        take_all(loaded[0])
+    loader.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_its_processes_end_with_it(folder, number):
+    """Even those that nobody can tell anything any more, as staging would stay with them."""
+    manifest = manifest_of(folder)
+    loader = load(folder, staging_bytes=128 * MIB)
+    loader.loaded(manifest, manifest.ranks, QUIET)
+    pids = forks_of(loader.pid)
+    os.kill(loader.pid, number)
+    loader.close()
+    wait_until(lambda: all(map(ended, pids)))
+
+
 def test_a_rank_that_gives_up_does_not_hold_the_other_one_up(made):
     folder, contents = made
     manifest = manifest_of(folder)

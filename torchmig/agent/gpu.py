@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from torchmig.agent.gpu_state import state_of
-from torchmig.agent.inflow import Arrivals, Inflow, Lane
+from torchmig.agent.inflow import Arrivals, Inflow, Lane, in_this_process
 from torchmig.agent.link import RankLink
 from torchmig.agent.loader import Loaded
 from torchmig.capture.device import blocks as gpu_blocks
@@ -154,7 +154,7 @@ class RankGpu:
         stored = gpu_blocks.StoredBlocks(self.blocks, streams, prefix)
         arrivals = Arrivals(ring, lambda: lane.empty(), lambda: lane.close())
         lane = Lane(stored, ring, self.staging.fd, arrivals.filled)
-        Inflow([lane], reading, arrivals.fail).start()
+        Inflow([lane], lambda: in_this_process([lane], reading), arrivals.fail).start()
         return arrivals
 
     def _copy(self, link: RankLink, pieces: Sequence[Piece], *, out: bool) -> None:

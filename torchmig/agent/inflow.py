@@ -10,11 +10,16 @@ The half that fills and the half that takes may be in one process or in two: see
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TypeAlias
 
 from torchmig.capture.device.blocks import StoredBlocks
 from torchmig.capture.device.windows import Piece, Ring
 from torchmig.repo import MappedFile, Reader
+
+Bring: TypeAlias = Callable[[int, int], object]
+"""Brings a window: told which lane's it is, as `Inflow` numbers them, and which one of that."""
 
 
 class Lane:
@@ -46,9 +51,14 @@ class Lane:
         self._is_closed = False
 
     @property
+    def windows(self) -> int:
+        """How many there are."""
+        return len(self._ring.windows)
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing is to be filled any more."""
-        return self._is_closed or self.begun == len(self._ring.windows)
+        return self._is_closed or self.begun == self.windows
 
     @property
     def has_room(self) -> bool:
@@ -64,11 +74,19 @@ class Lane:
         self._being_filled += 1
         return self.begun - 1
 
-    def fill(self, reader: Reader, number: int) -> None:
-        """Bring the bytes of a window that was begun."""
+    def locate(self, reader: Reader) -> None:
+        """Find where all bytes lie, once for all processes that are forked after it."""
+        self._stored.locate(reader)
+
+    def bring(self, reader: Reader, number: int) -> None:
+        """Bring the bytes of a window, in this process or in a fork of it; no more than that."""
         assert self._staging is not None  # `close` waits for those that were begun
+        self._stored.bring(reader, self._ring.pieces(number), self._staging)
+
+    def fill(self, number: int, bring: Callable[[], object]) -> None:
+        """Have the bytes of a window brought that was begun, and tell."""
         try:
-            self._stored.bring(reader, self._ring.pieces(number), self._staging)
+            bring()
         finally:
             with self.changed:
                 self._being_filled -= 1
@@ -162,18 +180,26 @@ class Arrivals:
 class Inflow(threading.Thread):
     """Fills lanes, whichever has room and is behind, until each has got all or is closed.
 
-    Two windows at a time: the disk would rest at the end of each, where the last bytes are decoded.
+    Several windows at a time: the disk would rest at the end of each, where the last bytes are
+    decoded.
     """
 
     def __init__(
         self,
         lanes: Sequence[Lane],
-        reading: Callable[[], AbstractContextManager[Reader]],
+        bringing: Callable[[], AbstractContextManager[Sequence[Bring]]],
         on_error: Callable[[Exception], None],
     ) -> None:
+        """Prepare.
+
+        Args:
+            lanes: What is to be filled.
+            bringing: Gives what brings windows, each to be called by one thread.
+            on_error: Told what has gone wrong; nothing is brought after it.
+        """
         super().__init__(name="inflow", daemon=True)
         self._lanes = list(lanes)
-        self._reading = reading
+        self._bringing = bringing
         self._on_error = on_error
         self._changed = threading.Condition()
         self._has_failed = False
@@ -183,23 +209,28 @@ class Inflow(threading.Thread):
     def run(self) -> None:
         """Read until the end, or hand what has gone wrong to those who wait."""
         try:
-            with self._reading() as reader:
-                second = threading.Thread(target=self._fill, args=(reader,), daemon=True)
-                second.start()
-                self._fill(reader)
-                second.join()
+            with self._bringing() as brings:
+                others = [
+                    threading.Thread(target=self._fill, args=(bring,), daemon=True)
+                    for bring in brings[1:]
+                ]
+                for thread in others:
+                    thread.start()
+                self._fill(brings[0])
+                for thread in others:
+                    thread.join()
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for
             self._fail(error)
 
-    def _fill(self, reader: Reader) -> None:
+    def _fill(self, bring: Bring) -> None:
         try:
             while (next_one := self._next()) is not None:
                 lane, number = next_one
-                lane.fill(reader, number)
+                self._lanes[lane].fill(number, partial(bring, lane, number))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
-    def _next(self) -> tuple[Lane, int] | None:
+    def _next(self) -> tuple[int, int] | None:
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -208,14 +239,27 @@ class Inflow(threading.Thread):
                     or all(lane.is_over for lane in self._lanes)
                 )
             )
-            ready = [lane for lane in self._lanes if lane.has_room]
+            ready = [number for number, lane in enumerate(self._lanes) if lane.has_room]
             if self._has_failed or not ready:
                 return None
-            lane = min(ready, key=lambda lane: lane.begun)
-            return lane, lane.begin()
+            behind = min(ready, key=lambda number: self._lanes[number].begun)
+            return behind, self._lanes[behind].begin()
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
             self._has_failed = True
             self._changed.notify_all()
         self._on_error(error)
+
+
+@contextmanager
+def in_this_process(
+    lanes: Sequence[Lane], reading: Callable[[], AbstractContextManager[Reader]]
+) -> Iterator[list[Bring]]:
+    """Give what brings two windows at a time by the threads of one reader."""
+    with reading() as reader:
+
+        def bring(lane: int, number: int) -> None:
+            lanes[lane].bring(reader, number)
+
+        yield [bring, bring]

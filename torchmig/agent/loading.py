@@ -5,13 +5,14 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
+from torchmig.agent.fillers import THREADS, in_processes
 from torchmig.agent.gpu_state import blocks_of, uses_gpus
 from torchmig.agent.inflow import Inflow, Lane
 from torchmig.agent.loader import PACKET_BYTES, Request
@@ -46,23 +47,33 @@ class _Process:
 
     def run(self) -> None:
         """Load until the agent closes the channel."""
-        try:
-            lanes = self._begin()
-        except Exception as error:  # noqa: BLE001 - the agent raises it
-            self._fail(error)
-            return
-        while lanes and (packet := self._channel.recv(PACKET_BYTES)):
-            message = msgpack.unpackb(packet)
-            if "emptied" in message:
-                lanes[message["emptied"]].empty()
-            else:
-                lanes[message["closed"]].close()
+        with ExitStack() as stack:
+            try:
+                manifest = self._depot.load(self._request.reference, self._request.job)
+                sections = self._sections(manifest)
+                lanes = self._announce(manifest, sections)
+                reader = stack.enter_context(self._depot.reading(manifest, threads=THREADS))
+                filling = list(lanes.values())
+                brings = stack.enter_context(in_processes(filling, reader))
+            except Exception as error:  # noqa: BLE001 - the agent raises it
+                self._fail(error)
+                return
+            images = threading.Thread(target=self._bring_images, args=(manifest, sections))
+            images.start()
+            if not lanes:
+                images.join()
+                return
+            if brings:  # there may be no blocks
+                Inflow(filling, lambda: nullcontext(brings), self._fail).start()
+            while packet := self._channel.recv(PACKET_BYTES):
+                message = msgpack.unpackb(packet)
+                if "emptied" in message:
+                    lanes[message["emptied"]].empty()
+                else:
+                    lanes[message["closed"]].close()
 
-    def _begin(self) -> dict[int, Lane]:
-        manifest = self._depot.load(self._request.reference, self._request.job)
-        sections = self._sections(manifest)
-        images = threading.Thread(target=self._bring_images, args=(manifest, sections))
-        images.start()
+    def _announce(self, manifest: Manifest, sections: Sequence[RankSection]) -> dict[int, Lane]:
+        """Tell the agent what comes; return the lane of each rank that has used GPUs."""
         lanes: dict[int, Lane] = {}
         sizes, fds = [], []
         using = [section for section in sections if uses_gpus(section)]
@@ -83,11 +94,6 @@ class _Process:
             "lanes": sizes,
         }
         socket.send_fds(self._channel, [msgpack.packb(header)], fds)
-        if lanes:
-            reading = partial(self._depot.reading, manifest)
-            Inflow(list(lanes.values()), reading, self._fail).start()
-        else:
-            images.join()
         return lanes
 
     def _sections(self, manifest: Manifest) -> list[RankSection]:

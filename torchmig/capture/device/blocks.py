@@ -103,8 +103,15 @@ class StoredBlocks:
                 raise IntegrityError(f"the snapshot lacks the stream '{name}'")
             self._streams[device] = by_name[name]
 
+    def locate(self, reader: Reader) -> None:
+        """Find where all bytes lie in the repository, if that is not known yet."""
+        for device, stream in self._streams.items():
+            if device not in self._rows:
+                self._rows[device] = reader.rows(stream)
+
     def bring(self, reader: Reader, pieces: Sequence[Piece], staging: MappedFile) -> None:
         """Bring pieces of the blocks into staging, whatever lies there."""
+        self.locate(reader)
         for device, stream in self._streams.items():
             mappings = [
                 Mapping(
@@ -117,8 +124,6 @@ class StoredBlocks:
             ]
             if not mappings:
                 continue
-            if device not in self._rows:
-                self._rows[device] = reader.rows(stream)
             rows = between(self._rows[device], mappings)
             for offset, size in holes(rows, mappings):
                 staging.write_zeros(offset, size)

@@ -63,8 +63,8 @@ def windows(blocks: Iterable[Block], window_bytes: int) -> Iterator[list[Piece]]
         yield window
 
 
-_FEWEST_SLOTS = 8
-_LONGEST_WINDOW_BYTES = 1 << 30
+_FEWEST_SLOTS = 16  # as many are brought side by side
+_LONGEST_WINDOW_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
