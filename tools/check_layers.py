@@ -30,7 +30,7 @@ class Layer:
 
 BASE = (
     *("errors", "exit_codes", "units", "config", "console", "criu", "host", "progress"),
-    "together",
+    *("together", "gpu_settings"),
 )
 LAYERS: dict[str, Layer] = {
     "__init__": Layer(()),
@@ -43,7 +43,8 @@ LAYERS: dict[str, Layer] = {
     "progress": Layer(("units",), ("rich",)),
     "together": Layer(()),
     "criu": Layer(("errors", "units")),
-    "host": Layer(("errors", "units", "criu"), ("pynvml",)),
+    "gpu_settings": Layer(()),
+    "host": Layer(("errors", "units", "criu", "gpu_settings"), ("pynvml",)),
     "cut": Layer(("errors",)),
     "worker": Layer(("errors", "_C"), ("torch",)),
     "store": Layer(("errors", "units"), ("minio", "urllib3")),

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from torchmig.criu import find_criu, load_pycriu
 from torchmig.errors import HostUnfitError
+from torchmig.gpu_settings import NEEDED, misfits
 from torchmig.units import format_size, version_numbers
 
 OLDEST_KERNEL = (5, 9)  # CAP_CHECKPOINT_RESTORE, clone3 with chosen pids, time namespaces
@@ -252,18 +253,11 @@ def _gpu(index: int) -> str:
 
 def _gpu_settings(_where: Where) -> Check:
     """Look at what the user has set, which ranks would otherwise be given."""
-    # The table is the agent's; this module is below it.
-    unsafe = {"NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_GRAPH_REGISTER": "0"}
-    unsafe |= {"NCCL_RAS_ENABLE": "0", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0"}
-    found = [
-        f"{name}={os.environ[name]}"
-        for name, value in unsafe.items()
-        if os.environ.get(name, value) != value
-    ]
-    if found:
-        cure = f"unset {', '.join(text.split('=')[0] for text in found)}: ranks are given 0"
-        return Check("gpu settings", State.WARNING, ", ".join(found), cure)
-    given = f"ranks are given {', '.join(sorted(unsafe))} = 0, those of one node NCCL_NET=Socket"
+    if found := misfits(os.environ):
+        what = "; ".join(f"{each.setting}: {each.reason}" for each in found)
+        cure = ", ".join(each.cure for each in found)
+        return Check("gpu settings", State.WARNING, what, cure)
+    given = f"ranks are given {', '.join(sorted(NEEDED))} = 0, those of one node NCCL_NET=Socket"
     return Check("gpu settings", State.OK, given)
 
 

@@ -8,9 +8,16 @@ import pytest
 
 from torchmig import host
 from torchmig.capture.device import environment
+from torchmig.gpu_settings import NEEDED, misfits
 
 ONE_NODE = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
 ONE_OF_TWO = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
+
+
+def examined(name):
+    """Return what the doctor says."""
+    checks = host.examine(host.Where(None, None, "/run/torchmig"))
+    return next(check for check in checks if check.name == name)
 
 
 @pytest.fixture
@@ -63,23 +70,28 @@ def test_ranks_of_several_nodes_are_warned_of_networks_that_last():
 
 @pytest.mark.usefixtures("rdma_host")
 def test_the_doctor_names_networks_that_last(monkeypatch):
-    def remote_memory():
-        checks = host.examine(host.Where(None, None, "/run/torchmig"))
-        return next(check for check in checks if check.name == "remote memory")
-
     monkeypatch.delenv("NCCL_NET", raising=False)
-    found = remote_memory()
+    found = examined("remote memory")
     assert (found.state, found.found) == (host.State.WARNING, "NCCL would use mlx5_0, mlx5_1")
     assert "NCCL_NET=Socket" in found.cure
     monkeypatch.setenv("NCCL_NET", "Socket")
-    assert remote_memory().state is host.State.OK
+    assert examined("remote memory").state is host.State.OK
 
 
-def test_settings_that_a_checkpoint_does_not_survive_are_named():
-    found = environment.unfit({"NCCL_NVLS_ENABLE": "1", "NCCL_CUMEM_ENABLE": "0"})
-    assert len(found) == 2
-    assert "set NCCL_NVLS_ENABLE=0 or leave it unset" in found[0]
-    assert environment.unfit({"NCCL_NVLS_ENABLE": "0"}) == []
+def test_settings_that_a_checkpoint_does_not_survive_are_named(monkeypatch):
+    for name in NEEDED:
+        monkeypatch.delenv(name, raising=False)
+        (found,) = map(str, misfits({name: "1"}))
+        assert found.startswith(f"{name}=1: ")
+        assert found.endswith(f"; set {name}=0 or leave it unset")
+    assert misfits(dict.fromkeys(NEEDED, "0")) == []
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "0")
+    monkeypatch.setenv("UV_USE_IO_URING", "1")
+    check = examined("gpu settings")
+    assert check.state is host.State.WARNING
+    assert "UV_USE_IO_URING=1: CRIU cannot dump io_uring" in check.found
+    assert "NCCL_CUMEM_ENABLE=0: " in check.found
+    assert "leave it unset" in check.cure
 
 
 def test_the_library_changes_nothing_where_there_is_no_cuda():

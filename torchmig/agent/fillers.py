@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgpack
+
 from torchmig.agent.inflow import Bring, Lane
 from torchmig.errors import TorchmigError, from_message, to_message
 from torchmig.repo import Reader
@@ -67,8 +69,8 @@ class _Filler:
     def bring(self, lane: int, number: int) -> None:
         """Have it bring a window, and raise what has gone wrong there; one call at a time."""
         try:
-            self._channel.send((lane, number))
-            error = self._channel.recv()
+            self._channel.send_bytes(msgpack.packb((lane, number)))
+            error = msgpack.unpackb(self._channel.recv_bytes())
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode
@@ -91,10 +93,10 @@ def _serve(channel: "Connection[Any, Any]", lanes: Sequence[Lane], reader: Reade
         return
     with suppress(EOFError):  # it has ended by now
         while True:
-            lane, number = channel.recv()
+            lane, number = msgpack.unpackb(channel.recv_bytes())
+            answer = None
             try:
                 lanes[lane].bring(reader, number)
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                channel.send(to_message(error))
-            else:
-                channel.send(None)
+                answer = to_message(error)
+            channel.send_bytes(msgpack.packb(answer))

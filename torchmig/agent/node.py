@@ -29,12 +29,13 @@ from torchmig.agent.link import RankGoneError, RankLink
 from torchmig.agent.ranks import RankFolder, RankProcess
 from torchmig.agent.workfolders import WorkFolder
 from torchmig.capture import files, folders
-from torchmig.capture.device import environment, gpus
+from torchmig.capture.device import gpus
 from torchmig.capture.process import aside, images, trees
 from torchmig.capture.process.refused import find_refused
 from torchmig.criu import Criu
 from torchmig.cut import Report, State, unpack_orders
 from torchmig.errors import HostUnfitError, RequestWithdrawnError, TorchmigError
+from torchmig.gpu_settings import misfits
 from torchmig.repo import Depot, RankSection, Stream
 from torchmig.repo.manifest import decode_manifest
 from torchmig.together import together
@@ -139,9 +140,8 @@ class Node:
         uses_gpu = any(_uses_gpu(rank.process.pid) for rank in self.ranks)
         if uses_gpu:
             gpus.require_driver()
-            unfit = environment.unfit(os.environ)
-            if unfit:
-                raise HostUnfitError(f"cannot checkpoint GPU ranks: {'; '.join(unfit)}")
+            if found := misfits(os.environ):
+                raise HostUnfitError(f"cannot checkpoint GPU ranks: {'; '.join(map(str, found))}")
         need = sum(dumped_bytes(pid) for rank in self.ranks for pid in rank.process.tree())
         folder = workfolders.root(self.work_dir)
         free = shutil.disk_usage(folder).free

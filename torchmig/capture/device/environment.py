@@ -5,20 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torchmig
+from torchmig.gpu_settings import NEEDED, ONE_NODE
 from torchmig.host import remote_memory_devices
 
-# Each with the reason, which `torchmig doctor` shows.
-NEEDED = {
-    "NCCL_NVLS_ENABLE": ("0", "multicast memory cannot be checkpointed"),
-    "NCCL_RAS_ENABLE": ("0", "NCCL's monitoring thread keeps sockets open"),
-    "NCCL_CUMEM_HOST_ENABLE": ("0", "host memory made by the driver for sharing cannot be dumped"),
-    "NCCL_GRAPH_REGISTER": ("0", "registrations would outlive the memory that they name"),
-    "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": ("0", "memory made for sharing cannot be given back"),
-    "UV_USE_IO_URING": ("0", "CRIU cannot dump io_uring"),
-}
-# What ranks of one node are given besides. Of every such device that a host has NCCL keeps a
-# descriptor until the process ends, even where its ranks have only each other to talk to.
-ONE_NODE = {"NCCL_NET": "Socket"}
 _PRELOAD = "LD_PRELOAD"
 
 
@@ -71,18 +60,3 @@ def warn_of(environment: Mapping[str, str]) -> str | None:
         f"ranks of several nodes use {', '.join(devices)} (InfiniBand, RoCE or EFA) and cannot be "
         "checkpointed: to have that, over TCP, set NCCL_NET=Socket"
     )
-
-
-def unfit(environment: Mapping[str, str]) -> list[str]:
-    """Return the user's settings that a checkpoint does not survive, each with what to do."""
-    found = []
-    for name, (value, reason) in NEEDED.items():
-        own = environment.get(name)
-        if own is not None and own != value:
-            found.append(f"{name}={own}: {reason}; set {name}={value} or leave it unset")
-    if environment.get("NCCL_CUMEM_ENABLE") == "0":
-        found.append(
-            "NCCL_CUMEM_ENABLE=0: without it ranks in namespaces of their own cannot share GPU "
-            "memory; leave it unset"
-        )
-    return found
