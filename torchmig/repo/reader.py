@@ -31,7 +31,10 @@ _FEW_EXTENTS = 64
 _PLANNED_EXTENTS = 1 << 16
 
 Use = Callable[[Wanted, Buffer, memoryview], None]
-"""What is done with a blob: told its bytes and the form in which they are stored."""
+"""What is done with a blob: told its bytes and the form in which they are stored.
+
+Both are overwritten after it, but for tasks that were told to keep them.
+"""
 
 
 class Mapping(NamedTuple):
@@ -62,8 +65,8 @@ class Reader:
         self._is_refreshed = False
         self._refresh_lock = threading.Lock()
         self._missing: set[str] = set()  # packs that were not where the index said
-        # For threads of whatever pool, one at a time; appending and popping need no lock.
-        self._tools: list[_Tools] = []
+        # For the threads of all pools, each of which lasts for one call only.
+        self._spare_tools: list[_Tools] = []
         self._is_open = False
 
     def __enter__(self) -> "Reader":
@@ -327,43 +330,43 @@ class Reader:
 
         def task() -> None:
             if keeps:
-                work(_Tools(Decoder()))
-                return
-            tools = self._tools.pop() if self._tools else _Tools(Decoder(reuses_memory=True))
-            work(tools)  # after an error nobody needs them
-            self._tools.append(tools)
-
-        def work(tools: _Tools) -> None:
-            try:
-                if keeps:
-                    data = memoryview(
-                        self._store.get(read.name, read.offset_bytes, read.size_bytes)
-                    )
-                else:
-                    buffer = tools.buffer(read.size_bytes, self._read_bytes)
-                    data = self._store.get_into(read.name, read.offset_bytes, buffer)
-            except ObjectMissingError as error:
-                for moved in self._plan_again(stream, read, error):
-                    self._task(stream, moved, use, [], keeps=keeps)()
-                done.append(None)
-                return
-            for wanted in read.blobs:
-                start = wanted.offset_bytes - read.offset_bytes
-                payload = data[start : start + wanted.stored_bytes]
+                self._do(stream, read, use, None)
+            else:
                 try:
-                    blob = tools.decoder.decode(
-                        wanted.blob_id, wanted.codec, payload, wanted.size_bytes
-                    )
-                except IntegrityError as error:
-                    raise self._damaged(
-                        stream,
-                        f"blob {wanted.blob_id.hex()[:16]!r} in object {read.name!r} at "
-                        f"{wanted.offset_bytes}: {error}",
-                    ) from error
-                use(wanted, blob, payload)
+                    tools = self._spare_tools.pop()
+                except IndexError:
+                    tools = _Tools()
+                self._do(stream, read, use, tools)
+                self._spare_tools.append(tools)
             done.append(None)
 
         return task
+
+    def _do(self, stream: Stream, read: Read, use: Use, tools: "_Tools | None") -> None:
+        """Do one read; without tools, what `use` gets lasts beyond it."""
+        try:
+            if tools is None:
+                data = memoryview(self._store.get(read.name, read.offset_bytes, read.size_bytes))
+            else:
+                buffer = tools.buffer(read.size_bytes, self._read_bytes)
+                data = self._store.get_into(read.name, read.offset_bytes, buffer)
+        except ObjectMissingError as error:
+            for moved in self._plan_again(stream, read, error):
+                self._do(stream, moved, use, tools)
+            return
+        decoder = Decoder() if tools is None else tools.decoder
+        for wanted in read.blobs:
+            start = wanted.offset_bytes - read.offset_bytes
+            payload = data[start : start + wanted.stored_bytes]
+            try:
+                blob = decoder.decode(wanted.blob_id, wanted.codec, payload, wanted.size_bytes)
+            except IntegrityError as error:
+                raise self._damaged(
+                    stream,
+                    f"blob {wanted.blob_id.hex()[:16]!r} in object {read.name!r} at "
+                    f"{wanted.offset_bytes}: {error}",
+                ) from error
+            use(wanted, blob, payload)
 
     def _damaged(self, stream: Stream, reason: str) -> IntegrityError:
         of = f" of snapshot {self._snapshot_id[:8]!r}" if self._snapshot_id else ""
@@ -371,10 +374,10 @@ class Reader:
 
 
 class _Tools:
-    """What a thread needs for one read, and uses again for the next."""
+    """What a thread needs for one read, and any thread uses again for another."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
+    def __init__(self) -> None:
+        self.decoder = Decoder(reuses_memory=True)
         self._buffer = bytearray()
 
     def buffer(self, size_bytes: int, usual_bytes: int) -> memoryview:
