@@ -103,7 +103,11 @@ void register_sockets(py::module_& m) {
     py::class_<torchmig::ProcessView>(m, "ProcessView").def_static("now", [] {
         return torchmig::ProcessView::now();
     });
-    m.def("remember_torch", &torchmig::remember_torch, py::arg("before"), py::arg("after"));
+    m.def("remember_torch",
+          &torchmig::remember_torch,
+          py::arg("before"),
+          py::arg("after"),
+          py::arg("others") = std::vector<uint64_t>());
     m.def("remember_watched", &torchmig::remember_watched);
     m.def("torch_socket_inodes", &torchmig::torch_socket_inodes);
     m.def("mute_torch_sockets", &torchmig::mute_torch_sockets);

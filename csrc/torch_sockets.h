@@ -19,8 +19,10 @@ struct ProcessView {
     static ProcessView now();
 };
 
-// Remembers what is in `after` and not in `before` as torch's.
-void remember_torch(const ProcessView& before, const ProcessView& after);
+// Remembers what is in `after` and not in `before` as torch's, but for the sockets in `others`.
+void remember_torch(const ProcessView& before,
+                    const ProcessView& after,
+                    const std::vector<uint64_t>& others);
 
 // Remembers every socket that torch's epolls watch now (pairs that were connected later).
 void remember_watched();

@@ -3,7 +3,8 @@
     torchmig-run multi_job.py KIND[@DEVICE] STEPS [MAY_END [PAUSE [MOMENTS]]]
 
 Kinds: ddp (and a second group, DataLoader workers, pinned memory), fsdp (FSDP2), groups (subgroups,
-a device mesh, point-to-point, a group with both gloo and nccl), nccl-graph (a collective in a CUDA
+a device mesh, point-to-point, a group with both gloo and nccl), split (groups that NCCL splits off
+others), nccl-graph (a collective in a CUDA
 graph, which is refused), long, heavy, and those of gpu_job.py, for one rank. Each rank has a GPU of
 its own unless DEVICE names one for all. The last steps are not taken before the file MAY_END
 exists, unless it is empty. After each step the job sleeps for PAUSE seconds, by default 0.02. Rank
@@ -123,6 +124,26 @@ class Groups:
         return self.weight.sum() + count.item()
 
 
+class Split:
+    """Each step goes through communicators that were split off the one of all ranks."""
+
+    def __init__(self, rank, device):
+        dist.init_process_group("nccl", device_id=device)
+        world = dist.get_world_size()
+        self.all = dist.split_group(split_ranks=[list(range(world))])
+        self.alone = dist.split_group(split_ranks=[[member] for member in range(world)])
+        self.value = torch.full((512, 512), 1.0 + rank, device=device)
+        self.rank = rank
+
+    def step(self, number):
+        dist.all_reduce(self.value, group=self.all)
+        dist.all_reduce(self.value, group=self.alone)
+        self.value = torch.sin(self.value + self.rank)
+        dist.all_reduce(self.value)
+        self.value = torch.cos(self.value * 1.01)
+        return self.value.double().sum()
+
+
 class Single:
     def __init__(self, rank, device):
         torch.manual_seed(3)
@@ -181,6 +202,7 @@ KINDS = {
     "ddp": Ddp,
     "fsdp": Fsdp,
     "groups": Groups,
+    "split": Split,
     "long": Long,
     "heavy": Heavy,
     "nccl-graph": NcclGraph,

@@ -107,7 +107,7 @@ def test_two_jobs_share_a_gpu_and_come_back_to_it_together(tmp_path):
 
 
 @pytest.mark.multigpu
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "groups"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "groups", "split"])
 def test_two_gpus_five_cycles_at_random_moments(kind, tmp_path):
     texts, moments = cycles(tmp_path, 2, kind, 120, CYCLES)
     check(texts, 2, kind, 120, moments)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from torchmig import _C
-from torchmig.worker import rendezvous
+from torchmig.worker import device, rendezvous
 from torchmig.worker.wrapping import wrap
 
 
@@ -55,8 +55,14 @@ def _new_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind_partial(*args, **kwargs).arguments
     parent = given.get("parent_pg")
+    before = _C.ProcessView.now()
     with _making(dist.get_process_group_ranks(parent) if parent is not None else []):
-        return original(*args, **kwargs)
+        made = original(*args, **kwargs)
+    if isinstance(made, dist.ProcessGroup):
+        # Its backends come out of C++, where no constructor could be watched.
+        _C.remember_torch(before, _C.ProcessView.now(), device.nccl_sockets())
+        _C.register_group(made, made.group_name, dist.get_process_group_ranks(made))
+    return made
 
 
 @contextmanager
