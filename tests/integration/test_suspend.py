@@ -28,7 +28,7 @@ def suspend_and_restore(folder, ranks, step, script, *arguments):
         (4, 5, "ddp.py", ("25",)),
         (2, 10, "fsdp.py", ("40",)),
         (4, 12, "mesh.py", ("40",)),
-        (2, 12, "split.py", ("40",)),
+        (1, 12, "split.py", ("40",)),
         (3, 10, "ring.py", ("40",)),
         (1, 20, "single.py", ("60", "training")),
         (1, 20, "single.py", ("60", "inference")),
