@@ -13,9 +13,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -32,8 +32,6 @@ from torchmig.repo import Repository, Stream
 GIB = 1 << 30
 PREFIX = "rank-0/"
 PROCESSES = (2, 4, 8, 16)
-
-Bringing: TypeAlias = AbstractContextManager[Sequence[Bring]]
 
 
 def main() -> None:
@@ -84,8 +82,8 @@ def store(folder: Path, blocks: Sequence[Block]) -> tuple[list[Stream], bytes, i
             digest = hash_of(view)
         with repository.writer() as writer:
             streams = gpu_blocks.store(writer, blocks, pieces, staging.fd, PREFIX)
-            stored_bytes = writer.stats.stored_bytes
-    return streams, digest, stored_bytes
+    # Only now: the last packs are counted when they are stored.
+    return streams, digest, writer.stats.stored_bytes
 
 
 def load(

@@ -4,11 +4,11 @@
 
 Kinds: ddp (and a second group, DataLoader workers, pinned memory), fsdp (FSDP2), groups (subgroups,
 a device mesh, point-to-point, a group with both gloo and nccl), split (groups that NCCL splits off
-others), nccl-graph (a collective in a CUDA
-graph, which is refused), long, heavy, and those of gpu_job.py, for one rank. Each rank has a GPU of
-its own unless DEVICE names one for all. The last steps are not taken before the file MAY_END
-exists, unless it is empty. After each step the job sleeps for PAUSE seconds, by default 0.02. Rank
-0 leaves in the file MOMENTS when each of its steps was over, in seconds.
+others), nccl-graph (a collective in a CUDA graph, which is refused), long, heavy, and those of
+gpu_job.py, for one rank. Each rank has a GPU of its own unless DEVICE names one for all. The last
+steps are not taken before the file MAY_END exists, unless it is empty. After each step the job
+sleeps for PAUSE seconds, by default 0.02. Rank 0 leaves in the file MOMENTS when each of its steps
+was over, in seconds.
 """
 
 import json

@@ -20,7 +20,7 @@ QUIET = make_progress(as_json=False, quiet=True)
 
 
 def save(depot, distant):
-    """Store a rank's blocks as agents do; return the snapshot and what the blocks hold."""
+    """Store a rank's blocks as agents do; return what the blocks hold."""
     noise = random.Random(1)
     contents = [noise.randbytes(size) for size in SIZES]
     blocks = [Block(0, number << 32, size) for number, size in enumerate(SIZES)]
@@ -36,13 +36,13 @@ def save(depot, distant):
     if depot.cache is None:
         with depot.holding() as repository:
             repository.commit(manifest)
-        return manifest, contents
+        return contents
     depot.keep(manifest)
     if distant:
         with depot.delivering() as cache:
             depot.upload(manifest, [section])
             cache.commit(manifest)
-    return manifest, contents
+    return contents
 
 
 def load(depot, staging_bytes):
@@ -65,7 +65,7 @@ def test_all_arrives_from_a_server(s3_servers, monkeypatch, server, staging_byte
         monkeypatch.setenv(variable, value)
     depot = Depot(f"s3://bucket-{secrets.token_hex(6)}/jobs")
     Repository.open(depot.address, create=True, make_bucket=True).close()
-    _, contents = save(depot, distant=True)
+    contents = save(depot, distant=True)
     assert load(depot, staging_bytes) == digests(contents)
 
 
@@ -78,6 +78,6 @@ def test_all_arrives_with_a_folder_before_a_server(s3_servers, monkeypatch, tmp_
     here = Depot(address, str(tmp_path / "here"))
     if at != "this node":
         Repository.open(address, create=True, make_bucket=True).close()
-    _, contents = save(here, distant=at != "this node")
+    contents = save(here, distant=at != "this node")
     depot = Depot(address, str(tmp_path / "elsewhere")) if at == "the server" else here
     assert load(depot, None) == digests(contents)

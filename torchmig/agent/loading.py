@@ -52,9 +52,11 @@ class _Process:
                 manifest = self._depot.load(self._request.reference, self._request.job)
                 sections = self._sections(manifest)
                 lanes = self._announce(manifest, sections)
-                reader = stack.enter_context(self._depot.reading(manifest, threads=THREADS))
                 filling = list(lanes.values())
-                brings = stack.enter_context(in_processes(filling, reader))
+                brings = []
+                if filling:  # or nobody would read
+                    reader = stack.enter_context(self._depot.reading(manifest, threads=THREADS))
+                    brings = stack.enter_context(in_processes(filling, reader))
             except Exception as error:  # noqa: BLE001 - the agent raises it
                 self._fail(error)
                 return

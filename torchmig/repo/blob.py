@@ -12,6 +12,7 @@ import zstandard
 from blake3 import blake3
 
 from torchmig.errors import IntegrityError
+from torchmig.repo.buffers import Memory
 from torchmig.repo.planes import merge, split
 from torchmig.store import Buffer
 
@@ -137,8 +138,8 @@ class Decoder:
                 where many threads want some: the kernel clears it and takes it away again.
         """
         self._zstd = zstandard.ZstdDecompressor()
-        self._unpacked = _Memory() if reuses_memory else None
-        self._merged = _Memory() if reuses_memory else None
+        self._unpacked = Memory() if reuses_memory else None
+        self._merged = Memory() if reuses_memory else None
 
     def decode(self, blob_id: bytes, codec: int, payload: memoryview, size_bytes: int) -> Buffer:
         """Return the blob's bytes, checked against `blob_id`; raise `IntegrityError` otherwise."""
@@ -179,19 +180,6 @@ class Decoder:
             return memory[: self._zstd.stream_reader(frame).readinto(memory)]
         except zstandard.ZstdError as error:
             raise IntegrityError(f"it cannot be decompressed ({error})") from error
-
-
-class _Memory:
-    """Bytes that are used again and again."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def take(self, size_bytes: int) -> memoryview:
-        """Return that many of them, with whatever they hold."""
-        if len(self._bytes) < size_bytes:
-            self._bytes = bytearray(size_bytes)
-        return memoryview(self._bytes)[:size_bytes]
 
 
 def hash_of(data: Buffer) -> bytes:

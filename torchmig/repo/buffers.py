@@ -7,6 +7,19 @@ pipelines pass the same few buffers round instead of making new ones.
 import threading
 
 
+class Memory:
+    """Bytes that one thread uses again and again, as many as it has needed at once."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def take(self, size_bytes: int) -> memoryview:
+        """Return that many of them, with whatever they hold."""
+        if len(self._bytes) < size_bytes:
+            self._bytes = bytearray(size_bytes)
+        return memoryview(self._bytes)[:size_bytes]
+
+
 class BufferPool:
     """Buffers of one size; how many exist is bounded by whoever takes them."""
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from torchmig.errors import IntegrityError, ObjectMissingError, TorchmigError, UsageError
 from torchmig.repo.advance import Advance, unheard
 from torchmig.repo.blob import Decoder
+from torchmig.repo.buffers import Memory
 from torchmig.repo.extents import MAX_OFFSET, Extent, Row, check_extents, decode_tree
 from torchmig.repo.index import Index, Location
 from torchmig.repo.manifest import Stream
@@ -348,7 +349,9 @@ class Reader:
             if tools is None:
                 data = memoryview(self._store.get(read.name, read.offset_bytes, read.size_bytes))
             else:
-                buffer = tools.buffer(read.size_bytes, self._read_bytes)
+                buffer = tools.memory.take(max(read.size_bytes, self._read_bytes))[
+                    : read.size_bytes
+                ]
                 data = self._store.get_into(read.name, read.offset_bytes, buffer)
         except ObjectMissingError as error:
             for moved in self._plan_again(stream, read, error):
@@ -378,13 +381,7 @@ class _Tools:
 
     def __init__(self) -> None:
         self.decoder = Decoder(reuses_memory=True)
-        self._buffer = bytearray()
-
-    def buffer(self, size_bytes: int, usual_bytes: int) -> memoryview:
-        """Return memory for a read, with whatever it holds."""
-        if len(self._buffer) < size_bytes:
-            self._buffer = bytearray(max(size_bytes, usual_bytes))
-        return memoryview(self._buffer)[:size_bytes]
+        self.memory = Memory()
 
 
 def _windows(extents: list[Row], window_bytes: int) -> Iterator[list[Row]]:
